@@ -1,0 +1,73 @@
+"""Writes a model to disk: whole or not at all, with external data when it is too large for one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from diag.errors import OutputError
+from diag.model.external import all_tensors, tensor_nbytes
+
+PROTOBUF_LIMIT_BYTES = 2_000_000_000  # protobuf refuses messages over 2 GiB; some room for the graph
+
+
+def save_model(proto: ModelProto, weights: Mapping[str, NDArray[np.generic]], path: Path) -> None:
+    """Write `proto` with its detached `weights` to `path`; over 2 GB, values go to `<name>.data` beside it.
+
+    Raises OutputError when the disk is full or the folder cannot be written; nothing partial is left.
+    """
+    large = sum(array.nbytes for array in weights.values()) > PROTOBUF_LIMIT_BYTES
+    data = path.with_name(path.name + ".data")
+    temporary = [path.with_name(f".{path.name}.partial"), path.with_name(f".{data.name}.partial")]
+    try:
+        full = ModelProto()
+        full.CopyFrom(proto)
+        if large:
+            _write_external(full, weights, temporary[1], data.name)
+            os.replace(temporary[1], data)
+        else:
+            _embed(full, weights)
+        temporary[0].write_bytes(full.SerializeToString())
+        os.replace(temporary[0], path)
+    except OSError as error:
+        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
+    finally:
+        for file in temporary:
+            file.unlink(missing_ok=True)
+
+
+def embedded(proto: ModelProto, weights: Mapping[str, NDArray[np.generic]]) -> ModelProto:
+    """A self-contained copy of `proto`; only for models below protobuf's limit."""
+    full = ModelProto()
+    full.CopyFrom(proto)
+    _embed(full, weights)
+    return full
+
+
+def _embed(proto: ModelProto, weights: Mapping[str, NDArray[np.generic]]) -> None:
+    for tensor in all_tensors(proto.graph):
+        if tensor.data_location == TensorProto.EXTERNAL and tensor.name in weights:
+            values = onnx.numpy_helper.from_array(np.ascontiguousarray(weights[tensor.name]), tensor.name)
+            tensor.CopyFrom(values)
+
+
+def _write_external(
+    proto: ModelProto, weights: Mapping[str, NDArray[np.generic]], file: Path, location: str
+) -> None:
+    with file.open("wb") as stream:
+        for tensor in all_tensors(proto.graph):
+            if tensor.data_location != TensorProto.EXTERNAL or tensor.name not in weights:
+                continue
+            raw = onnx.numpy_helper.from_array(np.ascontiguousarray(weights[tensor.name])).raw_data
+            del tensor.external_data[:]
+            entries = {"location": location, "offset": str(stream.tell()), "length": str(len(raw))}
+            for key, value in entries.items():
+                tensor.external_data.add(key=key, value=value)
+            assert len(raw) == tensor_nbytes(tensor)
+            stream.write(raw)

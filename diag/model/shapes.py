@@ -1,0 +1,58 @@
+"""Element types and shapes of every tensor, with symbolic dimensions bound to the data's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import ModelProto
+
+from diag.errors import ModelError
+from diag.model.graph import Model, TensorInfo, value_info
+
+
+def infer(model: Model, dims: Mapping[str, int] | None = None) -> dict[str, TensorInfo]:
+    """Types and shapes by tensor name: ONNX shape inference with data propagation.
+
+    `dims` binds symbolic dimensions (see `bind`). Tensors that inference cannot reach are absent.
+    Raises ModelError when the graph contradicts itself.
+    """
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    for value in proto.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dims and dim.dim_param in dims:
+                dim.dim_value = dims[dim.dim_param]
+    if dims:
+        _forget_symbolic_outputs(proto)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelError(f"the model's shapes contradict each other: {_first_line(error)}") from error
+    graph = inferred.graph
+    known = {v.name: value_info(v) for v in (*graph.input, *graph.value_info, *graph.output)}
+    for tensor in graph.initializer:
+        known[tensor.name] = TensorInfo(tensor.data_type, tuple(tensor.dims))
+    return known
+
+
+def bind(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Values of the symbolic input dimensions, given the shapes of one batch by input name."""
+    bound: dict[str, int] = {}
+    for name, info in model.inputs.items():
+        for dim, size in zip(info.shape or (), shapes.get(name, ()), strict=False):
+            if isinstance(dim, str):
+                bound.setdefault(dim, size)
+    return bound
+
+
+def _forget_symbolic_outputs(proto: ModelProto) -> None:
+    """Exporters leave invented symbols on outputs and inner values; they would win over inferred numbers."""
+    del proto.graph.value_info[:]
+    for value in proto.graph.output:
+        if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):
+            value.type.tensor_type.ClearField("shape")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,62 @@
+"""Reads and writes `report.json`, validated both ways, and files in general: whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from diag.errors import OutputError, ReportError
+from diag.report.schema import SCHEMA, Report
+
+
+def dumps(report: Report) -> str:
+    """The report as JSON text (strict JSON: non-finite numbers are strings)."""
+    return json.dumps(report.model_dump(by_alias=True), allow_nan=False, indent=1, ensure_ascii=False)
+
+
+def loads(text: str, name: str) -> Report:
+    """Parse and validate a report; `name` is used in messages. Raises ReportError."""
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ReportError(f"{name} is not JSON (line {error.lineno}: {error.msg})", "Was it cut off?") from error
+    found = raw.get("schema") if isinstance(raw, dict) else None
+    if found != SCHEMA:
+        raise ReportError(f"{name} is not a {SCHEMA} report (schema: {found!r})", "Give a report.json of trtdiag.")
+    try:
+        return Report.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ReportError(f"{name} breaks the report schema at {place}: {first['msg']}") from error
+
+
+def read_report(path: str | Path) -> Report:
+    """Read the report at `path`. Raises ReportError when it is missing or invalid."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"report {str(path)!r} cannot be read: {error}") from error
+    return loads(text, repr(str(path)))
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Validate and write; nothing partial is left behind."""
+    text = dumps(report)
+    loads(text, repr(str(path)))
+    write_text(text, path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a file through a temporary name. Raises OutputError when it cannot be written."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}", "Check the folder and the disk.") from error
+    finally:
+        partial.unlink(missing_ok=True)
