@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from diag.errors import OutputError
+from diag.files import replacing
 from diag.model.external import all_tensors, tensor_nbytes
 
 PROTOBUF_LIMIT_BYTES = 2_000_000_000  # protobuf refuses messages over 2 GiB; some room for the graph
@@ -23,23 +22,16 @@ def save_model(proto: ModelProto, weights: Mapping[str, NDArray[np.generic]], pa
     Raises OutputError when the disk is full or the folder cannot be written; nothing partial is left.
     """
     large = sum(array.nbytes for array in weights.values()) > PROTOBUF_LIMIT_BYTES
-    data = path.with_name(path.name + ".data")
-    temporary = [path.with_name(f".{path.name}.partial"), path.with_name(f".{data.name}.partial")]
-    try:
-        full = ModelProto()
-        full.CopyFrom(proto)
-        if large:
-            _write_external(full, weights, temporary[1], data.name)
-            os.replace(temporary[1], data)
-        else:
-            _embed(full, weights)
-        temporary[0].write_bytes(full.SerializeToString())
-        os.replace(temporary[0], path)
-    except OSError as error:
-        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
-    finally:
-        for file in temporary:
-            file.unlink(missing_ok=True)
+    full = ModelProto()
+    full.CopyFrom(proto)
+    if large:
+        data = path.with_name(path.name + ".data")
+        with replacing(data) as partial:
+            _write_external(full, weights, partial, data.name)
+    else:
+        _embed(full, weights)
+    with replacing(path) as partial:
+        partial.write_bytes(full.SerializeToString())
 
 
 def embedded(proto: ModelProto, weights: Mapping[str, NDArray[np.generic]]) -> ModelProto:

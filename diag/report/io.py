@@ -1,14 +1,14 @@
-"""Reads and writes `report.json`, validated both ways, and files in general: whole or not at all."""
+"""Reads and writes `report.json`, validated both ways."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from diag.errors import OutputError, ReportError
+from diag.errors import ReportError
+from diag.files import write_text
 from diag.report.schema import SCHEMA, Report
 
 
@@ -22,10 +22,14 @@ def loads(text: str, name: str) -> Report:
     try:
         raw = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ReportError(f"{name} is not JSON (line {error.lineno}: {error.msg})", "Was it cut off?") from error
+        raise ReportError(
+            f"{name} is not JSON (line {error.lineno}: {error.msg})", "Was it cut off?"
+        ) from error
     found = raw.get("schema") if isinstance(raw, dict) else None
     if found != SCHEMA:
-        raise ReportError(f"{name} is not a {SCHEMA} report (schema: {found!r})", "Give a report.json of trtdiag.")
+        raise ReportError(
+            f"{name} is not a {SCHEMA} report (schema: {found!r})", "Give a report.json of trtdiag."
+        )
     try:
         return Report.model_validate(raw)
     except ValidationError as error:
@@ -48,15 +52,3 @@ def write_report(report: Report, path: Path) -> None:
     text = dumps(report)
     loads(text, repr(str(path)))
     write_text(text, path)
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a file through a temporary name. Raises OutputError when it cannot be written."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}", "Check the folder and the disk.") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -1,0 +1,48 @@
+"""Writing files so that nothing half-written is ever left under the final name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from diag.errors import OutputError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; when the block succeeds it takes `path`'s place.
+
+    Raises OutputError when the disk is full or the folder cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except OSError as error:
+        raise OutputError(
+            f"{str(path)!r} cannot be written: {error.strerror or error}",
+            "Check the folder and the free space.",
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a UTF-8 text file, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def output_folder(path: str | Path) -> Path:
+    """Make the folder for results. Raises OutputError when it cannot be made or written."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".trtdiag.probe"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise OutputError(f"output folder {str(path)!r} cannot be written: {error.strerror}") from error
+    return folder
