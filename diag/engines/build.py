@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from diag.engines.gpu import find_gpus
 from diag.engines.stamp import Identity, Stamp, sha256_of, write_stamp
 from diag.engines.tensorrt import BuildRequest, Flavour, Marks, Shape
 from diag.errors import EngineError
@@ -154,15 +155,17 @@ def _run(
             kernels=kernels,
         )
     if result.engine_path is not None:
-        write_stamp(result.engine_path, _stamp(request, result, str(outcome["gpu"]), identity or Identity()))
+        write_stamp(result.engine_path, _stamp(request, result, identity or Identity()))
     return result
 
 
-def _stamp(request: BuildRequest, result: BuildResult, gpu: str, identity: Identity) -> Stamp:
+def _stamp(request: BuildRequest, result: BuildResult, identity: Identity) -> Stamp:
     assert result.engine_path is not None
+    gpu = next(iter(find_gpus()), None) if request.inspector_path else None
     flags = {
         "tf32": "on" if request.tf32 else "off",
         "opt_level": "default" if request.opt_level is None else str(request.opt_level),
+        "workspace_bytes": "default" if request.workspace_bytes is None else str(request.workspace_bytes),
         "marks": request.marks,
         **dict.fromkeys(request.flags, "on"),
     }
@@ -171,8 +174,8 @@ def _stamp(request: BuildRequest, result: BuildResult, gpu: str, identity: Ident
         identity=identity,
         flavour=request.flavour,
         version=result.version,
-        compute_capability=request.compute_capability,
-        gpu=gpu,
+        compute_capability=gpu.compute_capability if gpu else request.compute_capability,
+        gpu=gpu.name if gpu else "",
         flags=flags,
         profiles={name: [list(shape) for shape in shapes] for name, shapes in request.profiles.items()},
         timing_cache_sha256=sha256_of(Path(request.timing_cache)) if request.timing_cache else "",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diag.engines.build import WORKER, worker_environment
+from diag.engines.gpu import Gpu, find_gpus
 from diag.engines.tensorrt import INSTALL, MODULES, Flavour
 
 _TIMEOUT_S = 60.0
@@ -32,16 +33,6 @@ class EngineStatus:
     """The line to type; empty when nothing is missing that a line could install."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """An NVIDIA GPU as its driver tells it."""
-
-    name: str
-    compute_capability: str
-    memory: str
-    driver: str
-
-
 def probe(worker: Sequence[str] = WORKER) -> tuple[EngineStatus, ...]:
     """Look at every engine. Takes seconds: TensorRT is imported in a child process, since it may crash."""
     gpus = find_gpus()
@@ -55,20 +46,6 @@ def probe(worker: Sequence[str] = WORKER) -> tuple[EngineStatus, ...]:
         ),
         _package("polygraphy", "polygraphy", "reads saved inputs and data loaders", "pip install polygraphy"),
     )
-
-
-def find_gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that nvidia-smi lists; none when there is no driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    query = [tool, "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    rows = ([field.strip() for field in line.split(",")] for line in answer.stdout.splitlines())
-    return tuple(Gpu(*row) for row in rows if len(row) == 4)
 
 
 def _version(*distributions: str) -> str:

@@ -69,7 +69,6 @@ class BuildOutcome:
     version: str
     seconds: float = 0.0
     engine_bytes: int = 0
-    gpu: str = ""
     problem: str = ""
     hint: str = ""
     refusals: tuple[Refusal, ...] = ()

@@ -49,6 +49,11 @@ class Tensor:
     constant: bool = False
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether at least two of its dimensions are more than one: an operand, and no bias or scale."""
+        return sum(size != 1 for size in self.dims) >= 2
+
+    @property
     def is_scalar(self) -> bool:
         """Whether it holds one element: the alpha and beta of a GEMM, a scale."""
         return prod(self.dims) == 1

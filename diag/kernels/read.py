@@ -94,7 +94,7 @@ def _kernels_beside(engine: Path) -> tuple[Kernel, ...]:
             return read_kernels(beside)
     raise DataError(
         f"engine {str(engine)!r} has no {engine.name}{LOG_SUFFIX} or {engine.name}{INSPECTOR_SUFFIX} beside it",
-        "An engine itself is read only on the GPU it was built for; give the inspector's JSON or the log.",
+        "An engine is read on the GPU it was built for; give the inspector's JSON or the build log.",
     )
 
 

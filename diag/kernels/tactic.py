@@ -28,7 +28,9 @@ _MATH = {
 
 _MULTIPLYING_TYPE = re.compile(r"gemm|conv(?!ert)|matrix_?multiply|_?mha|attention|cublas")
 # Generated kernels are named by their steps; a step ends where the next capital letter begins.
-_MULTIPLYING_NAME = re.compile(r"gemm|_mha|fmha|^__myl_(?:[A-Z][a-z]+)*?(?:Fc|Conv|Gemm|Bmm|MatMul)(?![a-z])")
+_MULTIPLYING_NAME = re.compile(
+    r"gemm|_mha|fmha|^__myl_(?:[A-Z][a-z]+)*?(?:Fc|Conv|Deco|Gemm|Bmm|MatMul)(?![a-z])"
+)
 _MULTIPLYING_TACTIC = re.compile(r"gemm|_mha|fmha|fprop|dgrad|conv(?!ert)|cudnn|CASK")
 
 

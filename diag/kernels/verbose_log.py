@@ -10,12 +10,12 @@ from diag.kernels.inspector import nodes_in
 from diag.kernels.kernel import Kernel, Tensor, dtype_of
 
 _START = re.compile(r"(?:^|\] )Layers:\s*$")
-_LIST_END = r"\](?=, (?:Constants|Outputs): \[|, [A-Z][A-Za-z]+: )"
 _LAYER = re.compile(
     r"^Name: (?P<name>.*?), LayerType: (?P<type>[^,]*), "
-    rf"Inputs: \[(?P<inputs>.*?){_LIST_END}"
-    rf"(?:, Constants: \[(?P<constants>.*?){_LIST_END})?"
-    rf", Outputs: \[(?P<outputs>.*?){_LIST_END}"
+    # A list is empty, or holds `{ Name: ..., Dimensions: [...] }` entries: only ` }]` ends it.
+    r"Inputs: \[(?P<inputs>| .*? \})\], "
+    r"(?:Constants: \[(?P<constants>| .*? \})\], )?"
+    r"Outputs: \[(?P<outputs>| .*? \})\], "
     r"(?P<rest>.*?)(?:Metadata: (?P<metadata>.*))?$"
 )
 _TENSOR = re.compile(
@@ -24,8 +24,8 @@ _TENSOR = re.compile(
 )
 _DATATYPE = re.compile(r"(?:^|, )(?:Format/)?Datatype: ([^,]*)")
 _FORMAT = re.compile(r"(?:^|, )Format(?:/Datatype)?: (.*)$")
-_TACTIC = re.compile(r", TacticName: ([^,]*),")
-_STREAM = re.compile(r", StreamId: (\d+)")
+_TACTIC = re.compile(r"(?:^|, )TacticName: ([^,]*),")
+_STREAM = re.compile(r"(?:^|, )StreamId: (\d+)")
 _NORM_WARNING = re.compile(r"layernorm nodes in FP16", re.IGNORECASE)
 
 
