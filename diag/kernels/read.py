@@ -93,7 +93,7 @@ def _kernels_beside(engine: Path) -> tuple[Kernel, ...]:
         if beside.is_file():
             return read_kernels(beside)
     raise DataError(
-        f"engine {str(engine)!r} has no {engine.name}{LOG_SUFFIX} or {engine.name}{INSPECTOR_SUFFIX} beside it",
+        f"engine {str(engine)!r} has neither a build log (*{LOG_SUFFIX}) nor an inspector file beside it",
         "An engine is read on the GPU it was built for; give the inspector's JSON or the build log.",
     )
 

@@ -12,19 +12,16 @@ import re
 
 _TYPE = r"(?:tf32|bf16|f16|f32|i8|u8|i4|e4m3|e5m2|e2m1|b1)"
 _XMMA = re.compile(rf"_{_TYPE}{_TYPE}_({_TYPE})(f16|f32|bf16|i32)_(?:bf16|f16|f32|i32|i8)(?:_|$)")
-_CUTLASS = re.compile(
-    r"(?:^|_)(?:fp16_|bf16_|tf32_|int8_)?([his])(?:16816|1688|884|16832|16864|8816|64x\d+x\d+)(tf32)?(?:gemm|fprop|cudnn)"
+_TENSOR_CORE = re.compile(
+    r"(?:^|_)([his])(?:16816|1688|884|16832|16864|8816|64x\d+x\d+)(?:tf32)?(?:gemm|fprop|cudnn)"
 )
-_SGEMM = re.compile(r"(?:^|_)(s|h|i8)gemm(?:_|$)|(?:^|_)([hsi])cudnn(?:_|$)")
+_PLAIN = re.compile(r"(?:^|_)(?:([hs])gemm|(i)8gemm|([hsi])cudnn)(?:_|$)")
 
-_ACCUMULATORS = {
-    "f16": "fp16", "bf16": "bf16", "f32": "fp32", "i32": "int32",
-    "h": "fp16", "s": "fp32", "i": "int32",
-}  # fmt: skip
-_MATH = {
+_XMMA_MATH = {
     "tf32": "tf32", "bf16": "bf16", "f16": "fp16", "f32": "fp32", "i8": "int8", "u8": "int8", "i4": "int4",
     "e4m3": "fp8", "e5m2": "fp8", "e2m1": "fp4",
 }  # fmt: skip
+_XMMA_ACCUMULATOR = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "i32": "int32"}
 
 _MULTIPLYING_TYPE = re.compile(r"gemm|conv(?!ert)|matrix_?multiply|_?mha|attention|cublas")
 # Generated kernels are named by their steps; a step ends where the next capital letter begins.
@@ -36,22 +33,24 @@ _MULTIPLYING_TACTIC = re.compile(r"gemm|_mha|fmha|fprop|dgrad|conv(?!ert)|cudnn|
 
 def accumulator_of(tactic: str) -> str:
     """Type in which the kernel adds up products; '' when the name does not tell."""
-    if match := _XMMA.search(tactic):
-        return _ACCUMULATORS[match[2]]
-    if match := _CUTLASS.search(tactic):
-        return _ACCUMULATORS[match[1]]
-    if match := _SGEMM.search(tactic):
-        return _ACCUMULATORS[(match[1] or match[2])[0]]
-    return ""
+    return _types_of(tactic)[1]
 
 
 def math_type_of(tactic: str) -> str:
     """Type in which the kernel multiplies; '' when the name does not tell."""
+    return _types_of(tactic)[0]
+
+
+def _types_of(tactic: str) -> tuple[str, str]:
     if match := _XMMA.search(tactic):
-        return _MATH.get(match[1], "")
-    if match := _CUTLASS.search(tactic):
-        return "tf32" if match[2] or "tf32" in tactic else {"h": "fp16", "i": "int8"}.get(match[1], "")
-    return ""
+        return _XMMA_MATH.get(match[1], ""), _XMMA_ACCUMULATOR[match[2]]
+    if match := _TENSOR_CORE.search(tactic):
+        wide = "tf32" if "tf32" in tactic else "bf16" if "bf16" in tactic else "fp16"
+        return {"h": ("fp16", "fp16"), "i": ("int8", "int32"), "s": (wide, "fp32")}[match[1]]
+    if match := _PLAIN.search(tactic):
+        letter = match[1] or match[2] or match[3]
+        return {"h": ("fp16", "fp16"), "i": ("int8", "int32"), "s": ("fp32", "fp32")}[letter]
+    return "", ""
 
 
 def multiplies(layer_type: str, name: str, tactic: str) -> bool:
