@@ -1,0 +1,120 @@
+"""Reads `rules/roles.yaml`, the patterns by which roles are found."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from diag.resources import data_dir
+
+ROLES = (
+    "qkv_proj",
+    "qk_matmul",
+    "attn_scale",
+    "attn_mask",
+    "attn_softmax",
+    "pv_matmul",
+    "attn_out_proj",
+    "ffn_up",
+    "ffn_gate",
+    "ffn_act",
+    "ffn_down",
+    "norm",
+    "residual_add",
+    "embedding",
+    "rope",
+    "lm_head",
+    "conv",
+    "pool",
+    "head",
+    "elementwise",
+    "other",
+)
+"""Every role that a layer can have."""
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WalkRule(_Rule):
+    """A way through the graph; the head of `rules/roles.yaml` says what each key means."""
+
+    direction: Literal["back", "forward"]
+    through: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    guard: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    until: Literal["product", "weighted", "wave"] | None = None
+    mark: dict[str, str] = Field(default_factory=dict)
+
+
+class NormRule(_Rule):
+    fused: tuple[str, ...]
+    affine_after: tuple[str, ...]
+    folded: tuple[str, ...]
+
+
+class RopeRule(_Rule):
+    fused: tuple[str, ...]
+    table: WalkRule
+    angle: WalkRule
+    wave: tuple[str, ...]
+
+
+class AttentionRule(_Rule):
+    fused: tuple[str, ...]
+    anchor: tuple[str, ...]
+    values: WalkRule
+    scores: WalkRule
+    operand: WalkRule
+    output: WalkRule
+    mask: WalkRule
+
+
+class FfnRule(_Rule):
+    hidden: WalkRule
+    contraction: str
+    nonlinear: str
+
+
+class ResidualRule(_Rule):
+    add: tuple[str, ...]
+    shortcut: tuple[str, ...]
+
+
+class EndsRule(_Rule):
+    origin: WalkRule
+    output: WalkRule
+
+
+class RoleRules(_Rule):
+    """The whole file."""
+
+    version: Literal["trtdiag.roles/1"] = Field(alias="schema")
+    sets: dict[str, tuple[str, ...]]
+    data: dict[str, tuple[int, ...]]
+    norm: NormRule
+    rope: RopeRule
+    attention: AttentionRule
+    ffn: FfnRule
+    residual: ResidualRule
+    ends: EndsRule
+    default: dict[str, tuple[str, ...]]
+
+    def ops(self, names: tuple[str, ...]) -> frozenset[str]:
+        """Operators meant by names of sets and of operators."""
+        return frozenset(op for name in names for op in self._expand(name))
+
+    def _expand(self, name: str) -> frozenset[str]:
+        return self.ops(self.sets[name]) if name in self.sets else frozenset({name})
+
+
+@cache
+def role_rules() -> RoleRules:
+    """The rules that come with this release; read once."""
+    text = (data_dir("rules") / "roles.yaml").read_text(encoding="utf-8")
+    return RoleRules.model_validate(yaml.safe_load(text))
