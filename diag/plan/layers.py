@@ -1,0 +1,138 @@
+"""Which layers a plan may lower, and which of them have operands that TensorRT quantizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from diag.model.graph import FLOAT_TYPES, Layer, Model, TensorInfo
+from diag.model.shapes import infer
+
+OPERAND_OPS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
+"""The operators whose operands an operand format (int8, fp8, int4, tf32) means as a default."""
+
+_SUBGRAPH_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+_INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
+    "ConstantOfShape": (0,),
+    "CumSum": (1,),
+    "Expand": (1,),
+    "Gather": (1,),
+    "GatherElements": (1,),
+    "GatherND": (1,),
+    "OneHot": (0, 1),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "ScatterElements": (1,),
+    "ScatterND": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+}
+"""Operand positions that hold shapes, indices, counts or axes. Their values must be exact."""
+
+
+@dataclass(frozen=True)
+class FloatLayers:
+    """The layers that a plan may lower, in graph order, and those whose operands are quantized by default.
+
+    `weighted` holds the quantized ones that have a constant operand.
+    """
+
+    ids: tuple[str, ...]
+    operand: frozenset[str]
+    weighted: frozenset[str]
+
+
+def float_layers(model: Model, tensors: Mapping[str, TensorInfo] | None = None) -> FloatLayers:
+    """Layers that compute on floating-point values which depend on the model's inputs.
+
+    Left out, and so always FP32: constants and what is folded from them, shape and index arithmetic, and
+    If, Loop and Scan, whose bodies are not rewritten. `tensors` is `diag.model.shapes.infer(model)`, done
+    here when it is not given.
+    """
+    floats = _float_tensors(model, infer(model) if tensors is None else tensors)
+    index = _index_layers(model, floats)
+    found = [layer for layer in model.layers if layer.id not in index and _lowerable(model, layer, floats)]
+    operand = [layer for layer in found if layer.op_type in OPERAND_OPS and not layer.domain]
+    weighted = [layer for layer in operand if _constant_operand(model, layer)]
+    return FloatLayers(
+        tuple(layer.id for layer in found),
+        frozenset(layer.id for layer in operand),
+        frozenset(layer.id for layer in weighted),
+    )
+
+
+def _lowerable(model: Model, layer: Layer, floats: frozenset[str]) -> bool:
+    if layer.op_type in _SUBGRAPH_OPS and not layer.domain:
+        return False
+    dependent = not model.value_dependent.isdisjoint(layer.outputs)
+    return dependent and not floats.isdisjoint((*layer.reads, *layer.outputs))
+
+
+def _constant_operand(model: Model, layer: Layer) -> bool:
+    return any(name and name not in model.value_dependent for name in layer.inputs[:2])
+
+
+def _float_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> frozenset[str]:
+    """Names of floating-point tensors; where inference is silent, float in means float out."""
+    floats = {name for name, info in tensors.items() if info.is_float}
+    silent = {name for name, info in tensors.items() if info.elem_type == TensorProto.UNDEFINED}
+    for layer in model.layers:
+        unknown = [o for o in layer.outputs if o and (o not in tensors or o in silent)]
+        if unknown and not floats.isdisjoint(layer.reads):
+            floats.update(unknown)
+    return frozenset(floats)
+
+
+def _index_layers(model: Model, floats: frozenset[str]) -> frozenset[str]:
+    """Layers that compute nothing but shapes, indices and counts, though from the inputs' values.
+
+    Followed backwards from the operands that need exact integers: through integer layers, through a Cast
+    to integer, and then through float layers that nothing else reads. Any other layer that makes integers
+    out of floats (ArgMax, a comparison) is a decision about values, and ends the walk.
+    """
+    wanted: set[str] = set()
+    found: set[str] = set()
+    for layer in reversed(model.layers):
+        wanted.update(_index_operands(layer))
+        if wanted.isdisjoint(layer.outputs):
+            continue
+        if floats.isdisjoint(layer.outputs):
+            if layer.op_type == "Cast" or floats.isdisjoint(layer.reads):
+                found.add(layer.id)
+                wanted.update(layer.reads)
+        elif all(_only_index(model, name, found) for name in layer.outputs if name):
+            found.add(layer.id)
+            wanted.update(layer.reads)
+    return frozenset(found)
+
+
+def _index_operands(layer: Layer) -> Iterator[str]:
+    for position in _INDEX_INPUTS.get(layer.op_type, ()):
+        if position < len(layer.inputs) and layer.inputs[position]:
+            yield layer.inputs[position]
+
+
+def _only_index(model: Model, name: str, found: set[str]) -> bool:
+    """Whether every reader of a float tensor takes it as an index or is index arithmetic itself."""
+    if name in model.outputs:
+        return False
+    return all(
+        reader.id in found or (name in _index_operands(reader) and reader.inputs.count(name) == 1)
+        for reader in model.consumers.get(name, ())
+    )
+
+
+def is_float_cast(layer: Layer) -> bool:
+    """A Cast whose result is a floating-point tensor."""
+    return layer.op_type == "Cast" and layer.attributes.get("to") in FLOAT_TYPES

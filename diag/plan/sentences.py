@@ -1,0 +1,106 @@
+"""Turns what validation found into one sentence that names the place, and a remedy."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One finding of pydantic's: its kind, place, own message, the value, and details."""
+
+    kind: str
+    place: tuple[str | int, ...]
+    message: str
+    value: object
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+_WANTED = {
+    "string_type": "Text is needed; quote it.",
+    "string_too_short": "Text is needed.",
+    "bool_type": "Give true or false.",
+    "bool_parsing": "Give true or false.",
+    "tuple_type": "A list is needed.",
+    "model_type": "Keys with values are needed.",
+    "model_attributes_type": "Keys with values are needed.",
+}
+
+
+def say(trouble: Trouble, known_keys: Sequence[str]) -> tuple[str, str]:
+    """Problem and hint for a finding; `known_keys` are those allowed where it was found."""
+    key = str(trouble.place[-1]) if trouble.place else "the plan"
+    where = path_text(trouble.place[:-1])
+    inside = f"{where} " if where else ""
+    if trouble.kind == "extra_forbidden":
+        return f"{inside}has an unknown key {key!r}".strip(), did_you_mean(key, known_keys, "Known keys")
+    if trouble.kind == "invalid_key":
+        return (
+            f"{inside}has the key {key}, which is not text".strip(),
+            f"Known keys: {', '.join(known_keys)}.",
+        )
+    if trouble.kind == "missing":
+        return f"{inside}has no key {key!r}".strip(), f"Add {key}."
+    if trouble.kind == "literal_error":
+        choices = _choices(str(trouble.details.get("expected", "")))
+        problem = f"{path_text(trouble.place)} cannot be {shown(trouble.value)}"
+        return problem, did_you_mean(str(trouble.value), choices, "Choices")
+    if trouble.kind == "value_error":
+        part = path_text(trouble.place)
+        message = str(trouble.details.get("error", trouble.message))
+        head, _, hint = message.partition("; ")
+        return f"{part}: {head}" if part else head, f"{hint[:1].upper()}{hint[1:]}." if hint else ""
+    problem = f"{path_text(trouble.place) or 'the plan'} cannot be {shown(trouble.value)}"
+    return problem, _WANTED.get(trouble.kind, f"{trouble.message}.")
+
+
+def path_text(place: Iterable[str | int]) -> str:
+    """A place as people read it: `pins[2].format`, counted from 1 as in every message about pins."""
+    text = ""
+    for part in place:
+        if isinstance(part, int):
+            text += f"[{part + 1}]"
+        elif not part.startswith(("constrained-", "function-")) and part not in ("str", "int"):
+            text += f".{part}" if text else part
+    return text
+
+
+def shown(value: object) -> str:
+    """A value as it is quoted in a message, cut when it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def did_you_mean(name: str, known: Iterable[str], label: str) -> str:
+    """A hint that names what is nearest to `name`, or all of `known` when they are few."""
+    names = list(dict.fromkeys(known))
+    near = near_names(name, names)
+    if near:
+        return f"Did you mean {_or(near)}?"
+    return f"{label}: {', '.join(names)}." if 0 < len(names) <= 40 else ""
+
+
+def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """Up to `most` names like `name`: equal but for case, then those that hold it, then similar ones."""
+    names = list(dict.fromkeys(known))
+    wanted = name.casefold()
+    equal = [other for other in names if other.casefold() == wanted]
+    holding = [other for other in names if len(wanted) > 2 and wanted in other.casefold()]
+    found = list(dict.fromkeys([*equal, *holding]))[:most]
+    if len(found) < most:
+        found += [n for n in difflib.get_close_matches(name, names, most, 0.6) if n not in found]
+    return found[:most]
+
+
+def _or(names: Sequence[str]) -> str:
+    quoted = [repr(name) for name in names]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+
+
+def _choices(expected: str) -> list[str]:
+    """Literal values out of pydantic's "'a', 'b' or 'c'"."""
+    parts = [part.strip() for part in expected.replace(" or ", ", ").split(",")]
+    return [str(ast.literal_eval(part)) for part in parts if part.startswith("'")]
