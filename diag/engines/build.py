@@ -17,13 +17,16 @@ from typing import Any
 from diag.engines.gpu import find_gpus
 from diag.engines.stamp import Identity, Stamp, sha256_of, write_stamp
 from diag.engines.tensorrt import BuildRequest, Flavour, Marks, Shape
-from diag.errors import EngineError
+from diag.errors import DataError, EngineError
 from diag.files import output_folder
 from diag.kernels.kernel import Kernel
 from diag.kernels.read import INSPECTOR_SUFFIX, LOG_SUFFIX, read_kernels
 
 WORKER = (sys.executable, "-P", "-m", "diag.engines.build_worker")
 """`-P` keeps the caller's folder off the import path, where a file of the user's could pose as a library."""
+
+FAILED_LOG_SUFFIX = ".failed.log"
+"""A build that failed leaves `<engine>.failed.log`."""
 
 _LISTED_REFUSALS = 20
 
@@ -136,18 +139,22 @@ def _run(
         output_folder(base.parent)
         log = base.with_name(base.name + LOG_SUFFIX)
         inspector = base.with_name(base.name + INSPECTOR_SUFFIX)
-        inspector.unlink(missing_ok=True)  # never read an older build's
         if inspects:
             request = replace(request, inspector_path=str(inspector))
+        # An older engine and its log stay together until this build has succeeded.
+        attempt = base.with_name(base.name + FAILED_LOG_SUFFIX)
         started = time.perf_counter()
-        outcome = _supervise(request, log, Path(scratch) / "outcome.json", options.timeout_s, worker)
+        outcome = _supervise(request, attempt, Path(scratch) / "outcome.json", options.timeout_s, worker)
         wall = time.perf_counter() - started
-        kernels = read_kernels(inspector if inspector.is_file() else log)
+        attempt.replace(log)
+        if not inspects:
+            inspector.unlink(missing_ok=True)  # an older build's
+        kernels = _kernels(inspector if inspects else log)
         kept = out_path is not None
         result = BuildResult(
             engine_path=base if kept else None,
             log_path=log if kept else None,
-            inspector_path=inspector if kept and inspector.is_file() else None,
+            inspector_path=inspector if kept and inspects else None,
             seconds=float(outcome["seconds"]),
             wall_seconds=wall,
             engine_bytes=int(outcome["engine_bytes"]),
@@ -157,6 +164,13 @@ def _run(
     if result.engine_path is not None:
         write_stamp(result.engine_path, _stamp(request, result, identity or Identity()))
     return result
+
+
+def _kernels(path: Path) -> tuple[Kernel, ...]:
+    try:
+        return read_kernels(path)
+    except DataError as error:
+        raise EngineError(f"the build succeeded and told no kernels: {error.problem}", error.hint) from error
 
 
 def _stamp(request: BuildRequest, result: BuildResult, identity: Identity) -> Stamp:
@@ -208,11 +222,19 @@ def _supervise(
             ) from error
         except OSError as error:
             raise EngineError(f"the build process cannot be started: {error.strerror or error}") from error
-    if child.returncode != 0 or not outcome_path.is_file():
+    outcome = _outcome(outcome_path) if child.returncode == 0 else None
+    if outcome is None:
         raise EngineError(*_crash(name, child.returncode, request, log))
-    outcome: dict[str, Any] = json.loads(outcome_path.read_text(encoding="utf-8"))
     if outcome["problem"]:
         raise EngineError(*_failure(name, outcome, request, log))
+    return outcome
+
+
+def _outcome(path: Path) -> dict[str, Any] | None:
+    try:
+        outcome: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # it ended before it could say anything
     return outcome
 
 

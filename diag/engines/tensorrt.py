@@ -264,14 +264,14 @@ def _profile(builder: Any, network: Any, shapes: Mapping[str, tuple[Shape, Shape
 
 
 def _keep(trt: Any, logger: Any, plan: Any, config: Any, request: BuildRequest) -> None:
-    if request.engine_path:
-        with replacing(Path(request.engine_path)) as partial:
-            partial.write_bytes(memoryview(plan))
     if request.timing_cache:
         with replacing(Path(request.timing_cache)) as partial:
             partial.write_bytes(memoryview(config.get_timing_cache().serialize()))
     if request.inspector_path:
         write_text(_inspect(trt, logger, plan), Path(request.inspector_path))
+    if request.engine_path:
+        with replacing(Path(request.engine_path)) as partial:
+            partial.write_bytes(memoryview(plan))
 
 
 def _inspect(trt: Any, logger: Any, plan: Any) -> str:
