@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from diag.model.graph import FLOAT_TYPES, Layer, Model, TensorInfo
+from diag.model.graph import Layer, Model, TensorInfo
 from diag.model.shapes import infer
 
 OPERAND_OPS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """The operators whose operands an operand format (int8, fp8, int4, tf32) means as a default."""
 
 _SUBGRAPH_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+_QUANTIZER_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
 _INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
@@ -43,22 +44,24 @@ _INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class FloatLayers:
-    """The layers that a plan may lower, in graph order, and those whose operands are quantized by default.
-
-    `weighted` holds the quantized ones that have a constant operand.
-    """
+    """The layers that a plan may lower, and what can be done with each."""
 
     ids: tuple[str, ...]
+    """All of them, in graph order."""
+    fed: frozenset[str]
+    """Those that read a floating-point tensor, where Q/DQ can stand."""
     operand: frozenset[str]
+    """Those that an operand format means as a default."""
     weighted: frozenset[str]
+    """Those of `operand` with a constant operand."""
 
 
 def float_layers(model: Model, tensors: Mapping[str, TensorInfo] | None = None) -> FloatLayers:
     """Layers that compute on floating-point values which depend on the model's inputs.
 
-    Left out, and so always FP32: constants and what is folded from them, shape and index arithmetic, and
-    If, Loop and Scan, whose bodies are not rewritten. `tensors` is `diag.model.shapes.infer(model)`, done
-    here when it is not given.
+    Left out, and so never lowered: constants and what is folded from them, shape and index arithmetic,
+    If, Loop and Scan, whose bodies are not rewritten, and quantizers that the model brings. `tensors` is
+    `diag.model.shapes.infer(model)`, done here when it is not given.
     """
     floats = _float_tensors(model, infer(model) if tensors is None else tensors)
     index = _index_layers(model, floats)
@@ -67,13 +70,14 @@ def float_layers(model: Model, tensors: Mapping[str, TensorInfo] | None = None) 
     weighted = [layer for layer in operand if _constant_operand(model, layer)]
     return FloatLayers(
         tuple(layer.id for layer in found),
+        frozenset(layer.id for layer in found if not floats.isdisjoint(layer.reads)),
         frozenset(layer.id for layer in operand),
         frozenset(layer.id for layer in weighted),
     )
 
 
 def _lowerable(model: Model, layer: Layer, floats: frozenset[str]) -> bool:
-    if layer.op_type in _SUBGRAPH_OPS and not layer.domain:
+    if layer.op_type in _SUBGRAPH_OPS | _QUANTIZER_OPS and not layer.domain:
         return False
     dependent = not model.value_dependent.isdisjoint(layer.outputs)
     return dependent and not floats.isdisjoint((*layer.reads, *layer.outputs))
@@ -131,8 +135,3 @@ def _only_index(model: Model, name: str, found: set[str]) -> bool:
         reader.id in found or (name in _index_operands(reader) and reader.inputs.count(name) == 1)
         for reader in model.consumers.get(name, ())
     )
-
-
-def is_float_cast(layer: Layer) -> bool:
-    """A Cast whose result is a floating-point tensor."""
-    return layer.op_type == "Cast" and layer.attributes.get("to") in FLOAT_TYPES

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from diag.errors import PlanError
 from diag.model.graph import Model, TensorInfo
 from diag.plan.groups import Group, find_groups
-from diag.plan.layers import OPERAND_OPS, FloatLayers, float_layers
+from diag.plan.layers import FloatLayers, float_layers
 from diag.plan.match import Targets
 from diag.plan.schema import OPERAND_FORMATS, QUANTIZED_FORMATS, Pin, Plan
 
@@ -47,6 +48,41 @@ class Resolved:
     """Groups that a pin moved, and Adds and Concats that are quantized."""
 
 
+@dataclass(frozen=True)
+class Resolver:
+    """What resolving needs to know of one model; made once, it resolves any number of plans."""
+
+    targets: Targets
+    floats: FloatLayers
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        roles: Mapping[str, str],
+        blocks: Mapping[str, int | None],
+        norm_parts: Sequence[frozenset[str]],
+        tensors: Mapping[str, TensorInfo] | None = None,
+    ) -> Resolver:
+        """Learn the model. `tensors` is `diag.model.shapes.infer(model)`, done here when it is not given."""
+        floats = float_layers(model, tensors)
+        return cls(Targets(model, roles, blocks), floats, find_groups(model, norm_parts, blocks, floats))
+
+    def resolve(self, plan: Plan) -> Resolved:
+        """Give each layer its format; see `resolve`. Raises PlanError."""
+        layers = self.targets.model.layers
+        formats = {layer.id: UNTOUCHED for layer in layers} | _defaults(plan, self.floats)
+        owner: dict[str, int] = {}
+        moves = [_move(pin, index, self) for index, pin in enumerate(plan.pins)]
+        for move in moves:
+            for layer in (*move.matched, *move.spread):
+                formats[layer], owner[layer] = move.pin.format, move.index
+        _refuse_contradictions(plan, self.groups)
+        pins = tuple(_resolved_pin(move, owner, formats) for move in moves)
+        return Resolved(formats, pins, _moved_groups(plan, self.groups, owner, formats))
+
+
 def resolve(
     plan: Plan,
     model: Model,
@@ -57,27 +93,14 @@ def resolve(
 ) -> Resolved:
     """Give each layer of `model` its format.
 
-    `default` (and a pin) of fp32, fp16 or bf16 means every float layer. An operand format (int8, fp8,
-    int4, tf32) means the operands of Conv, ConvTranspose, MatMul and Gemm; a pin whose layers hold none of
-    these means the layers it matches. The last matching pin wins; a pin moves the groups of its layers,
-    unless it stands `alone`. `tensors` is `diag.model.shapes.infer(model)`, done here when not given.
+    A `default` or pin of fp32, fp16 or bf16 means every float layer. An operand format (int8, fp8, int4,
+    tf32) means the operands of Conv, ConvTranspose, MatMul and Gemm (int4: only those with weights), and
+    leaves the others as they were; a pin that matches none of these four means the layers it does match.
+    The last matching pin wins. A pin moves the groups of its layers along, unless it stands `alone`.
 
     Raises PlanError for a pin that matches nothing, asks for what cannot be, or contradicts another.
     """
-    floats = float_layers(model, tensors)
-    groups = find_groups(model, norm_parts, blocks, floats)
-    formats = {layer.id: UNTOUCHED for layer in model.layers} | _defaults(plan, floats)
-    targets = Targets(model, roles, blocks)
-    owner: dict[str, int] = {}
-    moves: list[_Move] = []
-    for index, pin in enumerate(plan.pins):
-        move = _move(pin, index, targets, floats, groups)
-        moves.append(move)
-        for layer in (*move.matched, *move.spread):
-            formats[layer], owner[layer] = pin.format, index
-    _refuse_contradictions(plan, groups)
-    pins = tuple(_resolved_pin(move, owner, formats) for move in moves)
-    return Resolved(formats, pins, _moved_groups(plan, groups, owner, formats))
+    return Resolver.of(model, roles, blocks, norm_parts, tensors).resolve(plan)
 
 
 @dataclass(frozen=True)
@@ -95,42 +118,43 @@ def _defaults(plan: Plan, floats: FloatLayers) -> dict[str, str]:
     return {layer: plan.default if layer in lowered else plan.base for layer in floats.ids}
 
 
-def _move(pin: Pin, index: int, targets: Targets, floats: FloatLayers, groups: Iterable[Group]) -> _Move:
-    found = targets.match(pin)
+def _move(pin: Pin, index: int, known: Resolver) -> _Move:
+    found = known.targets.match(pin)
     if not found:
-        raise targets.unmatched(pin, index)
-    matched = _asked(pin, index, found, floats)
-    spread = frozenset() if pin.alone else _companions(pin, frozenset(matched), groups)
+        raise known.targets.unmatched(pin, index)
+    matched = _asked(pin, index, found, known.floats)
+    spread = frozenset[str]() if pin.alone else _companions(pin, frozenset(matched), known.groups)
     return _Move(index, pin, matched, spread)
 
 
-def _asked(pin: Pin, index: int, found: tuple[str, ...], floats: FloatLayers) -> tuple[str, ...]:
+def _asked(pin: Pin, index: int, found: Sequence[str], floats: FloatLayers) -> tuple[str, ...]:
     """Layers among those a pin matches that its format is for. Raises PlanError when there are none."""
     allowed = frozenset(floats.ids)
     lowerable = tuple(layer for layer in found if layer in allowed)
     if not lowerable:
         raise PlanError(
-            f"pin {index + 1} ({pin}) matches only constants, shape arithmetic, or layers with subgraphs, "
-            f"which keep their types",
-            "Pin a layer that reads them.",
+            f"pin {index + 1} ({pin}) matches only layers that keep their types: constants, shape and index "
+            f"arithmetic, subgraphs or quantizers",
+            "Pin a layer that reads their outputs.",
         )
     if pin.format not in OPERAND_FORMATS:
         return lowerable
     operand = tuple(layer for layer in lowerable if layer in floats.operand)
     if pin.format == "int4":
-        return _or_refuse(pin, index, [x for x in operand if x in floats.weighted], "that have weights")
+        weighted = tuple(layer for layer in operand if layer in floats.weighted)
+        return weighted or _refuse(pin, index, f"{_OPERAND_NAMES} layers with constant weights")
     if pin.format == "tf32":
-        return _or_refuse(pin, index, operand, "")
-    return operand or lowerable
+        return operand or _refuse(pin, index, f"{_OPERAND_NAMES} layers")
+    fed = tuple(layer for layer in lowerable if layer in floats.fed)
+    return operand or fed or _refuse(pin, index, "layers that read floating-point tensors")
 
 
-def _or_refuse(pin: Pin, index: int, layers: Sequence[str], which: str) -> tuple[str, ...]:
-    if layers:
-        return tuple(layers)
-    names = ", ".join(sorted(OPERAND_OPS))
+_OPERAND_NAMES = "Conv, ConvTranspose, Gemm and MatMul"
+
+
+def _refuse(pin: Pin, index: int, what: str) -> NoReturn:
     raise PlanError(
-        f"pin {index + 1} ({pin}) asks for {pin.format}, which is for {names} layers {which}".rstrip()
-        + ", and matches none",
+        f"pin {index + 1} ({pin}) asks for {pin.format}, which is for {what}, and matches none",
         "Choose another format.",
     )
 
@@ -164,30 +188,31 @@ def _resolved_pin(move: _Move, owner: Mapping[str, int], order: Iterable[str]) -
 
 def _refuse_contradictions(plan: Plan, groups: Iterable[Group]) -> None:
     """Two exact names that give one layer, or one group, two formats cannot both be meant."""
+    hint = "Keep one of them, or give one of them `alone: true`."
     seen: dict[str, _Named] = {}
     for index, pin in enumerate(plan.pins):
         if pin.exact_name is None:
             continue
         first = seen.setdefault(pin.exact_name, (index, pin))
         if first[1].format != pin.format:
-            raise _contradiction(first, (index, pin), "both name that layer")
+            raise _contradiction(first, (index, pin), "both name that layer", "Keep one of them.")
     for group in groups:
         inside = sorted((seen[x] for x in group.layers if x in seen), key=lambda named: named[0])
         inside = [named for named in inside if not named[1].alone]
         for other in inside[1:]:
             if other[1].format != inside[0][1].format and _forces(group, other[1], inside[0][1]):
-                raise _contradiction(inside[0], other, f"their layers move together ({group.kind})")
+                raise _contradiction(inside[0], other, f"their layers move together ({group.kind})", hint)
 
 
 def _forces(group: Group, *pins: Pin) -> bool:
     return group.kind != "norm" or all(pin.format not in QUANTIZED_FORMATS for pin in pins)
 
 
-def _contradiction(first: _Named, second: _Named, why: str) -> PlanError:
+def _contradiction(first: _Named, second: _Named, why: str, hint: str) -> PlanError:
     return PlanError(
         f"pins {first[0] + 1} ({first[1]}: {first[1].format}) and {second[0] + 1} "
         f"({second[1]}: {second[1].format}) contradict each other: {why}",
-        "Keep one of them, or mark one `alone: true`.",
+        hint,
     )
 
 

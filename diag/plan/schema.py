@@ -17,7 +17,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    StrictInt,
     ValidationError,
     field_validator,
     model_validator,
@@ -56,7 +55,7 @@ class _AtPlaceError(ValueError):
 class _Part(BaseModel):
     """Base of all parts: unknown keys are refused, so that a misspelt one is never silently lost."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Pin(_Part):
@@ -69,7 +68,7 @@ class Pin(_Part):
     """A node's exact name; `re:` before a regular expression (searched anywhere); `glob:` before a glob."""
     role: Annotated[str, Field(min_length=1)] | None = None
     op_type: Annotated[str, Field(min_length=1)] | None = None
-    block: StrictInt | str | None = None
+    block: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^\d+(-\d+)?$")] | None = None
     """A block's number, or a range with both ends included: "0-2"."""
     format: Format
     reason: str = ""
@@ -102,7 +101,7 @@ class Pin(_Part):
     @model_validator(mode="after")
     def _has_target(self) -> Self:
         if not self.target:
-            raise ValueError("the pin has no target; give match, role, op_type or block")
+            raise ValueError("no target; give match, role, op_type or block")
         return self
 
     @property

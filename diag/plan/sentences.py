@@ -33,39 +33,37 @@ _WANTED = {
 def say(trouble: Trouble, known_keys: Sequence[str]) -> tuple[str, str]:
     """Problem and hint for a finding; `known_keys` are those allowed where it was found."""
     key = str(trouble.place[-1]) if trouble.place else "the plan"
-    where = path_text(trouble.place[:-1])
-    inside = f"{where} " if where else ""
+    around = path_text(trouble.place[:-1])
     if trouble.kind == "extra_forbidden":
-        return f"{inside}has an unknown key {key!r}".strip(), did_you_mean(key, known_keys, "Known keys")
+        problem = f"{around} has an unknown key {key!r}" if around else f"unknown key {key!r}"
+        return problem, did_you_mean(key, known_keys, "Known keys")
     if trouble.kind == "invalid_key":
-        return (
-            f"{inside}has the key {key}, which is not text".strip(),
-            f"Known keys: {', '.join(known_keys)}.",
-        )
+        return f"key {key} is not text", f"Known keys: {', '.join(known_keys)}."
     if trouble.kind == "missing":
-        return f"{inside}has no key {key!r}".strip(), f"Add {key}."
+        return f"{around} has no key {key!r}" if around else f"key {key!r} is missing", f"Add {key}."
+    if trouble.kind == "value_error":
+        return _own_words(trouble)
+    problem = f"{path_text(trouble.place)} cannot be {shown(trouble.value)}"
     if trouble.kind == "literal_error":
         choices = _choices(str(trouble.details.get("expected", "")))
-        problem = f"{path_text(trouble.place)} cannot be {shown(trouble.value)}"
         return problem, did_you_mean(str(trouble.value), choices, "Choices")
-    if trouble.kind == "value_error":
-        part = path_text(trouble.place)
-        message = str(trouble.details.get("error", trouble.message))
-        head, _, hint = message.partition("; ")
-        return f"{part}: {head}" if part else head, f"{hint[:1].upper()}{hint[1:]}." if hint else ""
-    problem = f"{path_text(trouble.place) or 'the plan'} cannot be {shown(trouble.value)}"
     return problem, _WANTED.get(trouble.kind, f"{trouble.message}.")
 
 
-def path_text(place: Iterable[str | int]) -> str:
-    """A place as people read it: `pins[2].format`, counted from 1 as in every message about pins."""
-    text = ""
-    for part in place:
-        if isinstance(part, int):
-            text += f"[{part + 1}]"
-        elif not part.startswith(("constrained-", "function-")) and part not in ("str", "int"):
-            text += f".{part}" if text else part
-    return text
+def _own_words(trouble: Trouble) -> tuple[str, str]:
+    """Our own validators say the whole sentence, with the hint after a semicolon."""
+    message = str(trouble.details.get("error", trouble.message))
+    problem, _, hint = message.partition("; ")
+    pin = path_text(trouble.place[:2]) if trouble.place[:1] == ("pins",) else ""
+    return f"{pin}: {problem}" if pin else problem, f"{hint[:1].upper()}{hint[1:]}." if hint else ""
+
+
+def path_text(place: Sequence[str | int]) -> str:
+    """A place as people read it: `pin 2 format`, counted from 1, or `quantizer.method`."""
+    parts = [part for part in place if isinstance(part, int) or not part.startswith("constrained-")]
+    if len(parts) > 1 and parts[0] == "pins":
+        return " ".join(["pin", str(int(parts[1]) + 1), *map(str, parts[2:])])
+    return ".".join(map(str, parts))
 
 
 def shown(value: object) -> str:
