@@ -29,6 +29,7 @@ FAILED_LOG_SUFFIX = ".failed.log"
 """A build that failed leaves `<engine>.failed.log`."""
 
 _LISTED_REFUSALS = 20
+_NO_DRIVER = "CUDA driver version is insufficient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +272,15 @@ def _failure(name: str, outcome: Mapping[str, Any], request: BuildRequest, log: 
             f"{name} {outcome['version']} refuses {len(refusals)} of the model's nodes:{_listed(refusals)}",
             "Rewrite these nodes, keep them out of the exported model, or register their plugin.",
         )
-    detail = "" if outcome["hint"] else _log_note(request, log)
-    return f"{name} {outcome['version']}: {outcome['problem']}".replace(" : ", ": ") + detail, outcome["hint"]
+    if not outcome["version"]:  # it was not even loaded
+        return outcome["problem"], outcome["hint"]
+    hint = outcome["hint"]
+    note = "" if hint else _log_note(request, log)
+    if _NO_DRIVER in note:
+        hint = (
+            "This needs an NVIDIA GPU and its driver; without one, name the compute capability to build for."
+        )
+    return f"{name} {outcome['version']}: {outcome['problem']}{note}", hint
 
 
 def _listed(refusals: Sequence[Mapping[str, str]]) -> str:

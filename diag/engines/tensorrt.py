@@ -21,6 +21,7 @@ Marks = Literal["none", "unfused", "all"]
 Shape = tuple[int, ...]
 
 MODULES: Mapping[Flavour, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+OPT_LEVELS = range(6)
 OLDEST = (10, 6)
 """Oldest TensorRT that is built with; TensorRT-RTX counts its own versions."""
 
@@ -205,15 +206,17 @@ def _config(trt: Any, builder: Any, network: Any, request: BuildRequest) -> Any:
             raise EngineError(f"{request.flavour} {trt.__version__} has no builder flag {name!r}")
         config.set_flag(getattr(trt.BuilderFlag, name))
     if request.opt_level is not None:
+        if request.opt_level not in OPT_LEVELS:
+            raise EngineError(
+                f"optimisation level {request.opt_level} does not exist", "It goes from 0 to 5."
+            )
         config.builder_optimization_level = request.opt_level
     if request.workspace_bytes is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.workspace_bytes)
     if request.compute_capability:
         _set_target(trt, config, request.compute_capability)
     if request.timing_cache:
-        file = Path(request.timing_cache)
-        cache = config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
-        config.set_timing_cache(cache, ignore_mismatch=False)
+        _use_timing_cache(config, Path(request.timing_cache))
     profile = _profile(builder, network, request.profiles)
     if profile is not None and config.add_optimization_profile(profile) < 0:
         raise EngineError(
@@ -227,6 +230,15 @@ def _switch(config: Any, flag: Any, on: bool) -> None:
         config.set_flag(flag)
     else:
         config.clear_flag(flag)
+
+
+def _use_timing_cache(config: Any, file: Path) -> None:
+    cache = config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        raise EngineError(
+            f"timing cache {str(file)!r} is damaged, or of another TensorRT version or GPU",
+            "Delete it, or name another file.",
+        )
 
 
 def _set_target(trt: Any, config: Any, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from diag.errors import DataError
 from diag.kernels.inspector import nodes_in
@@ -31,17 +31,14 @@ _NORM_WARNING = re.compile(r"layernorm nodes in FP16", re.IGNORECASE)
 
 def kernels_from_log(lines: Iterable[str], where: str) -> tuple[Kernel, ...]:
     """Kernels of the last engine in a log. Raises DataError, naming `where`, when the log lists none."""
+    block = _last_block(lines)
+    if block is None:
+        raise DataError(f"{where} ends inside its list of layers", "The log is truncated; build again.")
     kernels: list[Kernel] = []
-    for line in _layer_lines(lines):
-        if line == "":
-            kernels.clear()  # another engine begins
-            continue
+    for line in block:
         kernel = _kernel(line)
         if kernel is None:
-            raise DataError(
-                f"{where} has a layer line that cannot be read: {line[:80]!r}",
-                "The log is truncated; build again.",
-            )
+            raise DataError(f"{where} has a layer line that cannot be read: {line[:80]!r}", "Build again.")
         kernels.append(kernel)
     if not kernels:
         raise DataError(
@@ -52,18 +49,20 @@ def kernels_from_log(lines: Iterable[str], where: str) -> tuple[Kernel, ...]:
     return tuple(kernels)
 
 
-def _layer_lines(lines: Iterable[str]) -> Iterator[str]:
-    """The lines of each `Layers:` block; an empty string where a block begins."""
+def _last_block(lines: Iterable[str]) -> list[str] | None:
+    """The lines of the last `Layers:` block; None when the log ends before the block does."""
+    block: list[str] = []
     inside = False
     for raw in lines:
         line = raw.rstrip("\r\n")
         if _START.search(line):
             inside = True
-            yield ""
+            block.clear()
         elif inside and line.startswith("Name: "):
-            yield line
+            block.append(line)
         elif inside and not line.strip():
-            inside = False
+            inside = False  # the bindings come next
+    return None if inside else block
 
 
 def _kernel(line: str) -> Kernel | None:

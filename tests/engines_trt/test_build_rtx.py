@@ -98,6 +98,7 @@ def test_other_targets(target: str, fp16_model: Path) -> None:
         (BuildOptions(profiles={"z": ((1, 64),) * 3}), "SM89", r"\['z'\], which are no inputs"),
         (BuildOptions(profiles={"x": ((9, 64), (8, 64), (16, 64))}), "SM89", "(?i)profile|shapes"),
         (BuildOptions(profiles=SHAPES.profiles, flags=("FP16",)), "SM89", "no builder flag 'FP16'"),
+        (BuildOptions(profiles=SHAPES.profiles, opt_level=9), "SM89", "level 9 does not exist"),
         (SHAPES, "SM90", "no compute capability .* SM120"),
     ],
 )

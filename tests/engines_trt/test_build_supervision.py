@@ -22,7 +22,7 @@ LAYER = (
     "Name: a, LayerType: kgen, Inputs: [], Outputs: [], TacticName: , StreamId: 0, Metadata: [ONNX Layer: n]"
 )
 SUCCESS = f"""
-print("[VERBOSE] Layers:"); print({LAYER!r})
+print("[VERBOSE] Layers:"); print({LAYER!r}); print()
 open(request["engine_path"], "wb").write(b"vtrt") if request["engine_path"] else None
 json.dump(dict(version="1.7", seconds=0.5, engine_bytes=4, problem="", hint="", refusals=[]),
           open(request["outcome_path"], "w"))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diag.errors import DataError
 from diag.kernels.inspector import kernels_from_json, nodes_in
 from diag.kernels.kernel import dtype_of
 from diag.kernels.read import detect_source, read_kernels, with_times
 from diag.kernels.verbose_log import kernels_from_log
+
+SAMPLES = Path(__file__).parent / "samples"
 
 OLD_CONV = {
     "Name": "conv1.weight + QuantizeLinear_8 + Conv_12 + PWN(Clip_16)",
@@ -128,7 +133,7 @@ def test_log_with_awkward_names() -> None:
 
 def test_the_last_engine_of_a_log_counts() -> None:
     line = "Name: {}, LayerType: kgen, Inputs: [], Outputs: [], TacticName: , StreamId: 0, Metadata: "
-    log = ["[VERBOSE] Layers:", line.format("old"), "", "[VERBOSE] Layers:", line.format("new")]
+    log = ["[VERBOSE] Layers:", line.format("old"), "", "[VERBOSE] Layers:", line.format("new"), ""]
     assert [k.name for k in kernels_from_log(log, "log")] == ["new"]
 
 
@@ -143,7 +148,8 @@ def test_the_last_engine_of_a_log_counts() -> None:
         ('{"Layers": []}', "lists no layers"),
         ('{"Layers": ["a", "b"]}', "only the layers' names"),
         ("[VERBOSE] hello\n[INFO] there\n", "lists no layers"),
-        ("[VERBOSE] Layers:\nName: a, LayerType: kge", "cannot be read"),
+        ("[VERBOSE] Layers:\nName: a, LayerType: kge", "ends inside its list"),
+        ("[VERBOSE] Layers:\nName: a, LayerType: kge\n\n", "cannot be read"),
         ("some prose", "neither an engine"),
         ("\x00\x01\x02", "neither an engine"),
         ("TRT-8601-EntropyCalibration2\nx: 3c010a14\n", "calibration cache"),
@@ -189,7 +195,7 @@ def test_an_engine_is_read_through_what_lies_beside_it(tmp_path: Path) -> None:
     engine = tmp_path / "m.engine"
     engine.write_bytes(b"ftrt")
     line = "Name: a, LayerType: kgen, Inputs: [], Outputs: [], TacticName: , StreamId: 0, Metadata: "
-    (tmp_path / "m.engine.build.log").write_text(f"[VERBOSE] Layers:\n{line}\n")
+    (tmp_path / "m.engine.build.log").write_text(f"[VERBOSE] Layers:\n{line}\n\n")
     assert [k.name for k in read_kernels(engine)] == ["a"]
     (tmp_path / "m.engine.inspector.json").write_text(json.dumps({"Layers": [NEW_GEMM]}))
     assert [k.name for k in read_kernels(engine)] == ["/fc/MatMul_myl0_3"]
@@ -204,3 +210,38 @@ def test_times_of_an_exported_profile(tmp_path: Path) -> None:
     profile.write_text('[{"count": 3}]')
     with pytest.raises(DataError, match="no kernel times"):
         with_times(kernels, profile)
+
+
+@given(st.data())
+def test_a_truncated_list_is_never_taken_for_a_shorter_one(data: st.DataObject) -> None:
+    for name, read_text in (
+        ("minilm_int8_inspector.json", lambda text: kernels_from_json(text, "file")),
+        ("minilm_fp16_verbose_tail.log", lambda text: kernels_from_log(text.splitlines(), "file")),
+    ):
+        text = (SAMPLES / name).read_text()
+        last = text.rindex("Metadata")
+        cut = data.draw(st.integers(0, last))
+        with pytest.raises(DataError):
+            read_text(text[:cut])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["Layers", "Name", "Inputs", "Outputs", "Metadata", "Dimensions", "Weights", "StreamId"]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=25,
+)
+
+
+@given(JSON)
+def test_any_json_gives_kernels_or_one_sentence(value: Any) -> None:
+    with contextlib.suppress(DataError):
+        kernels_from_json(json.dumps(value), "file")
