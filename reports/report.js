@@ -12,7 +12,9 @@
     return node;
   };
 
-  const textOf = (cell) => (cell.firstChild ? cell.firstChild.textContent : "");
+  // A cell's own text, without the quieter line below it.
+  const textOf = (cell) =>
+    Array.from(cell.childNodes, (node) => (node.nodeName === "SMALL" ? "" : node.textContent)).join("");
 
   // A number column's key: data-s where the text is not the number itself; null is no number.
   const numberOf = (cell) => {
@@ -111,7 +113,7 @@
     }
 
     search() {
-      const texts = new Map(this.rows.map((row) => [row, row.textContent.toLowerCase()]));
+      const texts = new Map(this.rows.map((row) => [row, Array.from(row.cells, (cell) => cell.textContent).join(" ").toLowerCase()]));
       const field = make("input", { type: "search", placeholder: "name, role, note", spellcheck: false });
       field.addEventListener("input", () => this.refresh());
       return {

@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from diag.render import picture
 from diag.render.view import page
@@ -44,15 +44,24 @@ class Inline:
     policy_hash: str
 
 
+def _breakable(text: str) -> Markup:
+    """Escaped text that may break after slashes, so that long node names break between their parts."""
+    # What escaping writes holds no slash, so only the text's own slashes are found.
+    escaped = str(escape(text))
+    return Markup(escaped[:1] + escaped[1:].replace("/", "/<wbr>"))
+
+
 @functools.cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(data_dir("reports")),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
+    return environment
 
 
 @functools.cache

@@ -21,7 +21,7 @@ LEFT, RIGHT = 104.0, WIDTH - 12.0
 TOP, BOTTOM = 46.0, 276.0
 EXACT_Y, BROKEN_Y, UNSEEN_Y, BLOCK_Y = 32.0, 294.0, 314.0, 338.0
 MAX_HOVERS = 480
-_MIN_LABEL_GAP = 20.0
+_MIN_LABEL_GAP, _MIN_BAND = 18.0, 6.0
 _SERIES = (
     ("accumulated", "accumulated: with everything before it lowered too"),
     ("local", "local: with the reference's inputs"),
@@ -189,9 +189,10 @@ def _bands(layers: list[LayerInfo]) -> tuple[Band, ...]:
         if block is None:
             continue
         middle = x + width / 2
-        fits = middle - last_label >= _MIN_LABEL_GAP
+        fits = middle - last_label >= _MIN_LABEL_GAP + 6 * len(str(block))
         last_label = middle if fits else last_label
-        bands.append(Band(x, width, str(block) if fits else "", len(bands) % 2 == 0))
+        shaded = len(bands) % 2 == 0 and width >= _MIN_BAND
+        bands.append(Band(x, width, str(block) if fits else "", shaded))
     return tuple(bands)
 
 

@@ -78,9 +78,9 @@ def _metrics(sqnr_db: float, index: int, elements: int = 1_210_368) -> dict[str,
 
 
 def _layer(
-    index: int, name: str, op_type: str, role: str, block: int | None, local: float | None
+    index: int, total: int, name: str, op_type: str, role: str, block: int | None, local: float | None
 ) -> LayerInfo:
-    depth = 44 - 0.42 * index - (4.5 if index > 20 else 0)
+    depth = 44 - 25.2 * index / total - (4.5 if index > 20 else 0)
     accumulated = depth + _wave(index, 3.0)
     if local is not None:
         accumulated = min(accumulated, local + 1)
@@ -118,7 +118,7 @@ def layers(blocks: int = BLOCKS) -> list[LayerInfo]:
         ("/decoder/Sigmoid", "Sigmoid", "elementwise", None, None),
         ("/head/Gemm", "Gemm", "head", None, 36.0),
     ]
-    made = [_layer(index, *row) for index, row in enumerate(rows)]
+    made = [_layer(index, len(rows), *row) for index, row in enumerate(rows)]
     return [_special(layer) for layer in made]
 
 

@@ -104,6 +104,15 @@ def test_sorts_by_number_with_missing_values_last(visit: Callable[..., Page], sa
     assert texts[-3:] == ["—", "—", "—"]
 
 
+def test_sorts_names_as_people_count(visit: Callable[..., Page], sample: Report) -> None:
+    names = ["/b.10/x", "/b.9/x", "/a/z/y", "/b.9"]
+    layers = [sample.layers[0].model_copy(update={"name": name, "source": name}) for name in names]
+    page = visit(sample.model_copy(update={"layers": layers, "births": []}))
+    page.locator("#t-layers th[scope=col]", has_text="Layer").get_by_role("button").click()
+    shown = [text.split("\n")[0] for text in _column(page, 2)]
+    assert shown == ["/a/z/y", "/b.9", "/b.9/x", "/b.10/x"]
+
+
 def test_sorts_from_the_keyboard(visit: Callable[..., Page], sample: Report) -> None:
     page = visit(sample)
     page.locator("#t-layers th", has_text="Role").get_by_role("button").focus()
