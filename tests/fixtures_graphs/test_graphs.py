@@ -1,4 +1,4 @@
-"""The graph generators: valid ONNX, ONNX Runtime runs them, sane values, the same seed gives the same graph."""
+"""The graph generators: valid ONNX that runs, sane values, the same seed gives the same graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_runs_and_depends_on_its_input(family):
     onnx.checker.check_model(fixture.model, full_check=True)
     first, other = run(fixture, seed=0), run(fixture, seed=1)
     assert np.isfinite(first).all()
-    assert 0.1 * first.std() < np.abs(first - other).mean()
+    assert 0.05 * first.std() < np.abs(first - other).mean()
     assert np.array_equal(run(GRAPHS[family]()), first)
     assert run(fixture, n=3).shape == (3, *first.shape[1:])
 
