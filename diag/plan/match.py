@@ -53,8 +53,9 @@ class Targets:
             return self._near_name(name)
         if key == "block":
             numbers = sorted({block for block in self.blocks.values() if block is not None})
-            known = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
-            return f"Blocks found in this model: {known}."
+            if not numbers:
+                return "No blocks were found in this model."
+            return f"Blocks found in this model: {numbers[0]} to {numbers[-1]}."
         if key == "role":
             roles = sorted(set(self.roles.values()))
             return did_you_mean(name, roles, "Roles in this model") or "No roles were found in this model."

@@ -24,8 +24,8 @@ from pydantic import (
 
 from diag.errors import PlanError
 from diag.files import write_text
-from diag.plan.places import Document, Place, parse_yaml
-from diag.plan.sentences import Trouble, say
+from diag.plan.places import Document, parse_yaml
+from diag.plan.sentences import RefusedError, Trouble, say
 
 SCHEMA = "trtdiag.plan/1"
 
@@ -42,14 +42,6 @@ MAX_PLAN_CHARS = 4_000_000
 """A plan is read by people; a text longer than this is some other file."""
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-
-
-class _AtPlaceError(ValueError):
-    """A finding about the whole plan that nevertheless has a place."""
-
-    def __init__(self, place: Place, message: str) -> None:
-        super().__init__(message)
-        self.place = place
 
 
 class _Part(BaseModel):
@@ -82,10 +74,10 @@ class Pin(_Part):
             return None
         found = _RANGE.fullmatch(str(value)) if isinstance(value, (int, str)) else None
         if found is None or isinstance(value, bool):
-            raise ValueError(f"block {value!r} is neither a number nor a range such as 0-2")
+            raise RefusedError(f"block {value!r} is neither a number nor a range such as 0-2")
         first, last = int(found[1]), int(found[2] or found[1])
         if first > last:
-            raise ValueError(f"block range {value!r} ends before it begins")
+            raise RefusedError(f"block range {value!r} ends before it begins")
         return first if first == last else f"{first}-{last}"
 
     @field_validator("match")
@@ -95,13 +87,13 @@ class Pin(_Part):
             try:
                 re.compile(value[3:])
             except (re.error, RecursionError, OverflowError) as error:
-                raise ValueError(f"regular expression {value[3:]!r} is invalid: {error}") from error
+                raise RefusedError(f"regular expression {value[3:]!r} is invalid: {error}") from error
         return value
 
     @model_validator(mode="after")
     def _has_target(self) -> Self:
         if not self.target:
-            raise ValueError("no target; give match, role, op_type or block")
+            raise RefusedError("no target", "Give match, role, op_type or block.")
         return self
 
     @property
@@ -163,7 +155,7 @@ class Plan(_Part):
     @classmethod
     def _placement(cls, value: object) -> object:
         if value == "fused":
-            raise ValueError("placement 'fused' is not available yet; use 'inputs'")
+            raise RefusedError("placement 'fused' is not available yet", "Use inputs.")
         return value
 
     @model_validator(mode="after")
@@ -172,10 +164,11 @@ class Plan(_Part):
         for index, pin in enumerate(self.pins):
             first = seen.setdefault(pin.target, index)
             if self.pins[first].format != pin.format:
-                raise _AtPlaceError(
-                    ("pins", index),
+                raise RefusedError(
                     f"pins {first + 1} ({self.pins[first].format}) and {index + 1} ({pin.format}) contradict "
-                    f"each other: both are for {pin}; keep one of them",
+                    f"each other: both are for {pin}",
+                    "Keep one of them.",
+                    ("pins", index),
                 )
         return self
 
@@ -213,10 +206,17 @@ def plan_to_yaml(plan: Plan) -> str:
     """The plan as YAML: keys in the order of the fields, one line a pin, unset targets left out."""
     values = plan.model_dump(by_alias=True, mode="json")
     values["pins"] = [pin.model_dump(exclude_defaults=True, mode="json") for pin in plan.pins]
-    text: str = yaml.safe_dump(
-        values, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000
+    text = _dump(values, allow_unicode=True)
+    # PyYAML writes some line separators bare and reads them back as spaces; escaped, they survive.
+    return text if yaml.safe_load(text) == values else _dump(values, allow_unicode=False)
+
+
+def _dump(values: Mapping[str, Any], allow_unicode: bool) -> str:
+    return str(
+        yaml.safe_dump(
+            values, sort_keys=False, default_flow_style=None, allow_unicode=allow_unicode, width=10_000
+        )
     )
-    return text
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -257,7 +257,7 @@ def _plan_error(error: ValidationError, document: Document, name: str) -> PlanEr
     found = error.errors(include_url=False)
     first = next((f for f in found if f["type"] in ("extra_forbidden", "invalid_key")), found[0])
     details = first.get("ctx", {})
-    place = getattr(details.get("error"), "place", tuple(first["loc"]))
+    place = getattr(details.get("error"), "place", None) or tuple(first["loc"])
     known = _PARTS.get(str(place[0]) if len(place) > 1 else "", Plan).model_fields
     keys = [field.alias or key for key, field in known.items()]
     trouble = Trouble(first["type"], tuple(first["loc"]), first["msg"], first["input"], details)

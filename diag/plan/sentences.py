@@ -30,6 +30,16 @@ _WANTED = {
 }
 
 
+class RefusedError(ValueError):
+    """Raised inside a validator, in words that are meant for the user."""
+
+    def __init__(self, problem: str, hint: str = "", place: tuple[str | int, ...] | None = None) -> None:
+        """`place` says where the trouble is when the validator looks at more than one field."""
+        super().__init__(problem)
+        self.hint = hint
+        self.place = place
+
+
 def say(trouble: Trouble, known_keys: Sequence[str]) -> tuple[str, str]:
     """Problem and hint for a finding; `known_keys` are those allowed where it was found."""
     key = str(trouble.place[-1]) if trouble.place else "the plan"
@@ -51,11 +61,10 @@ def say(trouble: Trouble, known_keys: Sequence[str]) -> tuple[str, str]:
 
 
 def _own_words(trouble: Trouble) -> tuple[str, str]:
-    """Our own validators say the whole sentence, with the hint after a semicolon."""
-    message = str(trouble.details.get("error", trouble.message))
-    problem, _, hint = message.partition("; ")
+    error = trouble.details.get("error")
     pin = path_text(trouble.place[:2]) if trouble.place[:1] == ("pins",) else ""
-    return f"{pin}: {problem}" if pin else problem, f"{hint[:1].upper()}{hint[1:]}." if hint else ""
+    problem = str(error or trouble.message)
+    return f"{pin}: {problem}" if pin else problem, getattr(error, "hint", "")
 
 
 def path_text(place: Sequence[str | int]) -> str:
@@ -82,15 +91,13 @@ def did_you_mean(name: str, known: Iterable[str], label: str) -> str:
 
 
 def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Up to `most` names like `name`: equal but for case, then those that hold it, then similar ones."""
+    """Up to `most` names like `name`: equal but for case, or holding it, or else similar."""
     names = list(dict.fromkeys(known))
     wanted = name.casefold()
     equal = [other for other in names if other.casefold() == wanted]
     holding = [other for other in names if len(wanted) > 2 and wanted in other.casefold()]
-    found = list(dict.fromkeys([*equal, *holding]))[:most]
-    if len(found) < most:
-        found += [n for n in difflib.get_close_matches(name, names, most, 0.6) if n not in found]
-    return found[:most]
+    found = list(dict.fromkeys([*equal, *holding]))
+    return found[:most] or difflib.get_close_matches(name, names, most, 0.6)
 
 
 def _or(names: Sequence[str]) -> str:
