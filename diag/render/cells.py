@@ -149,8 +149,8 @@ def metric_column(name: str, title: str = "") -> Column:
 
 
 def heading(name: str) -> str:
-    """A metric's name for people."""
-    return _HEADINGS.get(name, name.replace("_", " "))
+    """A metric's name for people. Other words are left alone: they may hold a node's name."""
+    return _HEADINGS.get(name, name.replace("_", " ") if name.isidentifier() else name)
 
 
 def better(name: str) -> str:

@@ -196,7 +196,7 @@ def _begins(report: Report, width: int) -> list[RenderableType]:
 def next_steps(report: Report, files: Sequence[str] = ()) -> list[str]:
     """What to do next, at most three lines; the commands are ready to paste."""
     finding = next((item for item in report.findings if item.responsible), None) or next(
-        (item for item in report.findings if item.responsible is None and item.severity == "error"), None
+        (item for item in report.findings if item.responsible is None and item.severity != "note"), None
     )
     steps = []
     if finding is not None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from diag.render.cells import Cell, metric_cell, metric_column, metric_text, sqnr_of, with_unit
+from diag.render.cells import Cell, heading, metric_cell, metric_column, metric_text, sqnr_of, with_unit
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,11 @@ def test_columns_sort_the_worst_first() -> None:
     assert metric_column("sqnr_db").worst_first == "asc"
     assert metric_column("rel_l2").worst_first == "desc"
     assert metric_column("elements").worst_first == ""
+
+
+def test_headings_leave_node_names_alone() -> None:
+    assert heading("levels_used") == "levels used"
+    assert heading("local_sqnr_db of /my_layer/MatMul") == "local_sqnr_db of /my_layer/MatMul"
 
 
 def test_text_is_never_rounded_up_to_perfect() -> None:

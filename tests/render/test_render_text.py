@@ -84,6 +84,12 @@ def test_next_steps_are_never_a_finding_that_is_not_responsible(sample: Report) 
     assert "pin /blocks.1/attn/pv/MatMul" in steps[0]
 
 
+def test_next_steps_come_from_a_finding_that_was_not_yet_measured(sample: Report) -> None:
+    finding = sample.findings[0].model_copy(update={"responsible": None, "severity": "warning"})
+    steps = next_steps(sample.model_copy(update={"findings": [sample.findings[2], finding]}), FILES)
+    assert steps[-1] == finding.mend.command
+
+
 def test_bare_report(bare: Report) -> None:
     text = plain(bare)
     assert "No output was compared." in text
