@@ -178,9 +178,8 @@ TARGETS: list[Target] = [
     ({"match": "glob:out*"}, {"out_reshape", "out"}),
     ({"match": "glob:pow"}, {"pow"}),
 ]
-pins = st.tuples(
-    st.sampled_from(TARGETS), st.sampled_from(["fp32", "fp16", "bf16", "int8", "fp8"]), st.booleans()
-)
+FORMATS = ["fp32", "fp16", "bf16", "int8", "fp8"]
+pins = st.tuples(st.sampled_from(TARGETS), st.sampled_from(FORMATS), st.booleans())
 
 
 def by_hand(default: str, base: str, chosen: list[tuple[Target, str, bool]]) -> dict[str, str]:
