@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
-        os.replace(partial, path)
+        partial.replace(path)
     except OSError as error:
         raise OutputError(
             f"{str(path)!r} cannot be written: {error.strerror or error}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 
 import numpy as np
@@ -70,15 +71,49 @@ def tensor_nbytes(tensor: TensorProto) -> int:
     return count * int(tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def map_external(tensor: TensorProto, folder: Path) -> NDArray[np.generic]:
-    """Values of an external tensor, memory-mapped read-only (packed 4-bit types are unpacked in memory)."""
+class FileMaps:
+    """Memory maps of files, each opened once."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, mmap] = {}
+
+    def open(self, path: Path) -> mmap:
+        """The whole file, read-only. Raises OSError; ValueError when it is empty."""
+        if path not in self._maps:
+            with path.open("rb") as stream:
+                self._maps[path] = mmap(stream.fileno(), 0, access=ACCESS_READ)
+        return self._maps[path]
+
+
+def forget_pages(data: mmap) -> None:
+    """Give back the memory of a map that was read through; the next read brings it from the file again."""
+    if hasattr(mmap, "madvise"):  # Linux and macOS
+        data.madvise(MADV_DONTNEED)
+
+
+def map_external(tensor: TensorProto, folder: Path, maps: FileMaps) -> NDArray[np.generic]:
+    """Values of an external tensor, memory-mapped read-only."""
     path = external_file(tensor, folder)
     offset, length = external_range(tensor, path)
-    if tensor.data_type in _PACKED or length == 0:
-        with path.open("rb") as stream:
-            stream.seek(offset)
-            loaded = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-            loaded.raw_data = stream.read(length)
+    if length == 0:
+        return np.zeros(tuple(tensor.dims), tensor_dtype_to_np_dtype(tensor.data_type))
+    return as_array(tensor, maps.open(path), offset, length)
+
+
+def as_array(tensor: TensorProto, data: mmap, offset: int, length: int) -> NDArray[np.generic]:
+    """A tensor's values in a mapped file (packed 4-bit types are unpacked in memory).
+
+    Raises ModelError when the bytes do not fit the tensor's shape.
+    """
+    if length != tensor_nbytes(tensor):
+        raise ModelError(
+            f"tensor {tensor.name!r} holds {length} bytes where its shape needs {tensor_nbytes(tensor)}",
+            "The model is damaged; export it again.",
+        )
+    if tensor.data_type in _PACKED:
+        loaded = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        loaded.raw_data = data[offset : offset + length]
         return onnx.numpy_helper.to_array(loaded)
     dtype = tensor_dtype_to_np_dtype(tensor.data_type)
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=tuple(tensor.dims))
+    count = length // dtype.itemsize
+    return np.frombuffer(data, dtype, count, offset).reshape(tuple(tensor.dims))

@@ -109,7 +109,7 @@ class Model:
 
     @cached_property
     def opset(self) -> int:
-        return next(o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx"))
+        return int(next(o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")))
 
     @cached_property
     def value_dependent(self) -> frozenset[str]:
@@ -154,7 +154,7 @@ class _Constants(dict[str, NDArray[np.generic]]):
         return value
 
     def get(self, name: str, default: object = None) -> NDArray[np.generic] | None:  # type: ignore[override]
-        return self[name] if name in self else None
+        return self[name] if name in self else None  # noqa: SIM401 (get must decode, as [] does)
 
 
 def constant_node_value(node: NodeProto) -> NDArray[np.generic]:

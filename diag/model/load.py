@@ -6,20 +6,20 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
-import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, inliner, numpy_helper
 
 from diag.errors import ModelError
-from diag.model import external
+from diag.model import external, wire
 from diag.model.graph import Model
 
 OPSETS = range(11, 25)
+STUB = "trtdiag:detached"
+"""External location of an initializer whose values are kept beside the graph; no file can have this path."""
+
 INLINE_BYTES = 1024
 """Initializers up to this size stay in the graph, where shape inference can read them."""
-
-_HASH_CHUNK_BYTES = 1 << 24
 
 
 def load_model(path: str | Path) -> Model:
@@ -31,12 +31,14 @@ def load_model(path: str | Path) -> Model:
     file = Path(path)
     if not file.is_file():
         raise ModelError(f"model file {str(path)!r} does not exist", "Give the path of an ONNX file.")
-    proto = _parse(file)
+    maps = external.FileMaps()
+    proto, inside = _parse(file, maps)
     _check_opset(proto, file)
-    sha256 = fingerprint(file, proto)
+    sha256 = fingerprint(file, proto, maps)
+    weights = _detach_weights(proto, file.parent, maps)
+    weights.update(inside)
     proto = _inline_functions(proto)
     _name_nodes(proto)
-    weights = _detach_weights(proto, file.parent)
     return Model(str(path), proto, weights, sha256)
 
 
@@ -46,38 +48,34 @@ def from_proto(proto: ModelProto, path: str = "<memory>") -> Model:
     copy.CopyFrom(proto)
     _check_opset(copy, Path(path))
     sha256 = hashlib.sha256(copy.SerializeToString(deterministic=True)).hexdigest()
+    weights = _detach_weights(copy, Path(), external.FileMaps())
     copy = _inline_functions(copy)
     _name_nodes(copy)
-    return Model(path, copy, _detach_weights(copy, Path()), sha256)
+    return Model(path, copy, weights, sha256)
 
 
-def fingerprint(file: Path, proto: ModelProto) -> str:
+def fingerprint(file: Path, proto: ModelProto, maps: external.FileMaps) -> str:
     """SHA-256 of the model file, followed by the bytes of each external tensor in graph order."""
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(_HASH_CHUNK_BYTES):
-            digest.update(chunk)
+    data = maps.open(file)
+    digest.update(data)
+    external.forget_pages(data)
     for tensor in external.all_tensors(proto.graph):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            data = external.external_file(tensor, file.parent)
-            offset, length = external.external_range(tensor, data)
-            _update_from_file(digest, data, offset, length)
+        if tensor.data_location == TensorProto.EXTERNAL and not is_stub(tensor):
+            beside = external.external_file(tensor, file.parent)
+            offset, length = external.external_range(tensor, beside)
+            digest.update(memoryview(maps.open(beside))[offset : offset + length])
     return digest.hexdigest()
 
 
-def _update_from_file(digest: hashlib._Hash, path: Path, offset: int, length: int) -> None:
-    with path.open("rb") as stream:
-        stream.seek(offset)
-        while length > 0 and (chunk := stream.read(min(length, _HASH_CHUNK_BYTES))):
-            digest.update(chunk)
-            length -= len(chunk)
-
-
-def _parse(file: Path) -> ModelProto:
+def _parse(file: Path, maps: external.FileMaps) -> tuple[ModelProto, dict[str, NDArray[np.generic]]]:
+    """The graph, with stubs for the large initializers that the file holds, and their values."""
     proto = ModelProto()
     try:
-        proto.ParseFromString(file.read_bytes())
-    except DecodeError as error:
+        data = maps.open(file)
+        message, found = wire.detach(data, INLINE_BYTES)
+        proto.ParseFromString(message)
+    except (DecodeError, ValueError) as error:
         raise ModelError(
             f"{str(file)!r} is not a readable ONNX model (truncated, or another kind of file)",
             "Export or copy it again.",
@@ -86,7 +84,12 @@ def _parse(file: Path) -> ModelProto:
         raise ModelError(f"{str(file)!r} cannot be read: {error.strerror}") from error
     if not proto.graph.node or not proto.graph.output:
         raise ModelError(f"{str(file)!r} holds no ONNX graph", "Give the path of an exported ONNX model.")
-    return proto
+    weights: dict[str, NDArray[np.generic]] = {}
+    for tensor in proto.graph.initializer:
+        if tensor.name in found:
+            weights[tensor.name] = external.as_array(tensor, data, *found[tensor.name])
+            make_stub(tensor)
+    return proto, weights
 
 
 def _check_opset(proto: ModelProto, file: Path) -> None:
@@ -104,7 +107,7 @@ def _inline_functions(proto: ModelProto) -> ModelProto:
     if not proto.functions:
         return proto
     try:
-        return onnx.inliner.inline_local_functions(proto)
+        return inliner.inline_local_functions(proto)
     except Exception as error:
         raise ModelError(f"the model's local functions cannot be inlined: {error}") from error
 
@@ -123,11 +126,15 @@ def _name_nodes(proto: ModelProto) -> None:
         taken.add(candidate)
 
 
-def _detach_weights(proto: ModelProto, folder: Path) -> dict[str, NDArray[np.generic]]:
+def _detach_weights(
+    proto: ModelProto, folder: Path, maps: external.FileMaps
+) -> dict[str, NDArray[np.generic]]:
     weights: dict[str, NDArray[np.generic]] = {}
     for tensor in proto.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
-            weights[tensor.name] = external.map_external(tensor, folder)
+            if is_stub(tensor):
+                continue
+            weights[tensor.name] = external.map_external(tensor, folder, maps)
         elif external.tensor_nbytes(tensor) > INLINE_BYTES and tensor.data_type != TensorProto.STRING:
             weights[tensor.name] = _take_values(tensor)
         else:
@@ -147,5 +154,10 @@ def make_stub(tensor: TensorProto) -> None:
     """Turn an initializer into a reference to values kept elsewhere; name, type and shape stay."""
     stub = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     stub.data_location = TensorProto.EXTERNAL
-    stub.external_data.add(key="location", value="weights")
+    stub.external_data.add(key="location", value=STUB)
     tensor.CopyFrom(stub)
+
+
+def is_stub(tensor: TensorProto) -> bool:
+    """Whether `make_stub` made this initializer."""
+    return any(entry.value == STUB for entry in tensor.external_data)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
-from onnx import ModelProto
+from numpy.typing import NDArray
+from onnx import ModelProto, numpy_helper
 
 from diag.errors import ModelError
 from diag.model.graph import Model, TensorInfo, value_info
 
 
-def infer(model: Model, dims: Mapping[str, int] | None = None) -> dict[str, TensorInfo]:
+def infer(
+    model: Model,
+    dims: Mapping[str, int] | None = None,
+    values: Mapping[str, NDArray[Any]] | None = None,
+) -> dict[str, TensorInfo]:
     """Types and shapes by tensor name: ONNX shape inference with data propagation.
 
-    `dims` binds symbolic dimensions (see `bind`). Tensors that inference cannot reach are absent.
+    `dims` binds symbolic dimensions (see `bind`); `values` are computed values of shape arithmetic, which
+    make the shapes behind them concrete. Tensors that inference cannot reach are absent.
     Raises ModelError when the graph contradicts itself.
     """
     proto = ModelProto()
@@ -25,6 +32,8 @@ def infer(model: Model, dims: Mapping[str, int] | None = None) -> dict[str, Tens
                 dim.dim_value = dims[dim.dim_param]
     if dims:
         _forget_symbolic_outputs(proto)
+    if values:
+        _fix_values(proto, values)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
@@ -52,6 +61,19 @@ def _forget_symbolic_outputs(proto: ModelProto) -> None:
     for value in proto.graph.output:
         if any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):
             value.type.tensor_type.ClearField("shape")
+
+
+def _fix_values(proto: ModelProto, values: Mapping[str, NDArray[Any]]) -> None:
+    """Replace nodes whose results are all known by initializers."""
+    kept = []
+    for node in proto.graph.node:
+        if all(name in values for name in node.output if name):
+            known = {name: values[name] for name in node.output if name}
+            proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in known.items())
+        else:
+            kept.append(node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(kept)
 
 
 def _first_line(error: Exception) -> str:

@@ -138,7 +138,7 @@ class LayerInfo(Part):
     accumulated: Metrics = {}
     """Error with everything before it lowered too: where it hurts."""
     local: Metrics = {}
-    """Error with the reference's inputs: who did it. Empty where the layer's arithmetic is the reference's."""
+    """Error with the reference's inputs: who did it. Empty where the layer computes as the reference does."""
     engine: Metrics = {}
     """Error of the built engine's tensor against the reference."""
     worst: WorstCase | None = None
@@ -210,7 +210,7 @@ class GateResult(Part):
 
 
 class Report(Part):
-    schema_: Literal["trtdiag.report/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["trtdiag.report/1"] = Field("trtdiag.report/1", alias="schema")
     model: ModelInfo
     plan: PlanInfo | None = None
     run: RunInfo

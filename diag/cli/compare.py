@@ -1,0 +1,93 @@
+"""`trtdiag compare`: the main job."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from diag.cli import options
+from diag.cli.console import Bar, Output
+from diag.gate.threshold import parse_threshold
+from diag.pipeline.compare import compare
+from diag.pipeline.dry_run import dry_run
+from diag.pipeline.settings import CompareSettings
+from diag.progress import Progress, Silent
+from diag.render.text import summary
+from diag.report.schema import Report
+
+NAME = "compare"
+HELP = "Compare a model under a precision plan with its FP32 reference, layer by layer."
+EXAMPLE = (
+    'Example: trtdiag compare model.onnx --format int8 --data batches/ --fail-under "sqnr_db>=30" --out out'
+)
+
+
+def run(
+    model: options.Model,
+    data: options.Data,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for report.json and report.html.")],
+    plan: options.Plan = None,
+    format_: options.Format = None,
+    calibration: options.Calibration = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="ENGINE", help="Only `emulate` in this release.")
+    ] = "emulate",
+    limit: options.Limit = None,
+    fail_under: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-under", metavar="CHECK", help='Exit 1 unless it holds, e.g. "sqnr_db>=30". Repeatable.'
+        ),
+    ] = None,
+    slice_mb: Annotated[
+        int,
+        typer.Option("--slice-mb", min=1, help="Activations held at a time; larger graphs run in slices."),
+    ] = 64,
+    resume: Annotated[
+        bool, typer.Option(help="Go on where an interrupted run of the same command stopped.")
+    ] = True,
+    save_typed: Annotated[
+        bool, typer.Option("--save-typed", help="Write the typed model to DIR/typed.onnx.")
+    ] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and estimate time and memory only.")
+    ] = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    settings = CompareSettings(
+        model=model,
+        data=data,
+        out=out,
+        plan=plan,
+        format=format_,
+        calibration=calibration,
+        engine=engine,
+        limit=limit,
+        fail_under=tuple(parse_threshold(text) for text in fail_under or ()),
+        slice_mb=slice_mb,
+        resume=resume,
+        save_typed=save_typed,
+        command=shlex.join(["trtdiag", *sys.argv[1:]]),
+    )
+    output = Output(as_json, quiet)
+    if dry:
+        estimate = dry_run(settings, Silent())
+        output.result(estimate.as_dict(), estimate.as_text)
+        return 0
+    report = with_progress(settings, quiet or as_json)
+    files = [f"{out}/report.html", f"{out}/report.json"]
+    output.result(report.model_dump(by_alias=True), lambda: summary(report, files=files))
+    return 1 if report.gate is not None and not report.gate.passed else 0
+
+
+def with_progress(settings: CompareSettings, silent: bool) -> Report:
+    """Run a comparison, its progress drawn unless `silent`."""
+    if silent:
+        return compare(settings, Silent())
+    with Bar() as bar:
+        progress: Progress = bar
+        return compare(settings, progress)

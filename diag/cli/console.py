@@ -1,0 +1,86 @@
+"""How commands speak: progress on standard error, results on standard output, errors in one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from diag.errors import TrtdiagError
+
+INTERRUPTED = 130
+
+
+class Bar:
+    """Progress drawn on standard error, one line for the current stage, with the time left."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self._task: Any = None
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def start(self, stage: str, total: int | None) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(escape(stage), total=total)
+        if not self.console.is_terminal:
+            self.console.print(f"trtdiag: {escape(stage)}")
+
+    def advance(self, steps: int = 1) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, steps)
+
+    def note(self, text: str) -> None:
+        self.console.print(f"trtdiag: {escape(text)}")
+
+
+@dataclass
+class Output:
+    """Where a command's results go: one JSON object, a text for people, or nothing."""
+
+    as_json: bool = False
+    quiet: bool = False
+
+    def result(self, value: Any, text: Callable[[], RenderableType]) -> None:
+        """Print `value` as JSON with --json; else `text()`, unless --quiet."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(value, allow_nan=False, ensure_ascii=False) + "\n")
+        elif not self.quiet:
+            Console(highlight=False).print(text())
+
+
+def fail(error: TrtdiagError, as_json: bool) -> int:
+    """Say what went wrong; the exit code to end with."""
+    if as_json:
+        body = {"error": {"problem": error.problem, "hint": error.hint, "exit_code": error.exit_code}}
+        sys.stdout.write(json.dumps(body, ensure_ascii=False) + "\n")
+    sys.stderr.write(f"trtdiag: error: {error}\n")
+    return error.exit_code

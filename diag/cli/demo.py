@@ -1,0 +1,42 @@
+"""`trtdiag demo`: the main job on a model that a package carries."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+
+from diag.cli import options
+from diag.cli.console import Bar, Output
+from diag.pipeline.demo import Demo, run_demo
+from diag.progress import Silent
+from diag.render.text import summary
+
+NAME = "demo"
+HELP = "Find what INT8 does to a real vision transformer on real photos, and try the mend."
+EXAMPLE = "Example: trtdiag demo --out demo"
+
+
+def run(
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for photos, table and reports.")],
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    if quiet or as_json:
+        demo = run_demo(out, Silent())
+    else:
+        with Bar() as bar:
+            demo = run_demo(out, bar)
+    reports = {"int8": demo.quantized, "mended": demo.mended}
+    body = {name: report.model_dump(by_alias=True) for name, report in reports.items() if report}
+    Output(as_json, quiet).result(body, lambda: _text(demo))
+    return 0
+
+
+def _text(demo: Demo) -> RenderableType:
+    pages = [f"{folder}/report.html" for folder in demo.folders]
+    parts: list[RenderableType] = [summary(demo.quantized, files=pages[:1])]
+    if demo.mended is not None:
+        parts += ["", f"With the pins it suggests ({pages[1]}):", demo.mended.verdict]
+    return Group(*parts)

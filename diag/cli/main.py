@@ -1,0 +1,63 @@
+"""The command `trtdiag`: one file for each command; errors are caught here, once."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from diag import __version__
+from diag.cli import calibrate, compare, convert, demo, doctor, gate, report
+from diag.cli.console import INTERRUPTED, fail
+from diag.errors import TrtdiagError, UsageError
+
+app = typer.Typer(
+    name="trtdiag",
+    help="Precision debugging for TensorRT: where a quantized ONNX model goes wrong, and what mends it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        sys.stdout.write(f"trtdiag {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    pass
+
+
+for module in (compare, calibrate, convert, gate, report, doctor, demo):
+    app.command(module.NAME, help=module.HELP, epilog=module.EXAMPLE)(module.run)
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Entry point: runs a command and ends the process with its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in words
+    try:
+        code = app(words, standalone_mode=False)
+    except TrtdiagError as error:
+        code = fail(error, as_json)
+    except typer.Exit as end:
+        code = end.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("trtdiag: interrupted; what is done is kept, the same command goes on\n")
+        code = INTERRUPTED
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's own usage errors carry one
+            raise
+        code = fail(UsageError(str(error.format_message()), "See trtdiag --help."), as_json)
+    sys.exit(int(code or 0))
+
+
+if __name__ == "__main__":
+    run()

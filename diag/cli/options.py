@@ -1,0 +1,29 @@
+"""Options that several commands share, declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="FP32 ONNX model.")]
+Plan = Annotated[str | None, typer.Option("--plan", metavar="PLAN", help="Precision plan (YAML).")]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", metavar="FORMAT", help="A plan without pins: int8, fp16, bf16 or fp32."),
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="DATA",
+        help="An .npz file or a folder of them, saved inputs (.json), a load_data() script, or random:SEED.",
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Take the first N batches only.")]
+Calibration = Annotated[
+    str | None,
+    typer.Option("--calibration", metavar="TABLE", help="Table of trtdiag calibrate."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No summary and no progress.")]

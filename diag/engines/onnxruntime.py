@@ -1,0 +1,88 @@
+"""ONNX Runtime sessions: the FP32 reference and the emulator. The only module that imports onnxruntime."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from diag.errors import EngineError
+
+Array = NDArray[Any]
+
+LOWEST = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+HIGHEST = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+_FATAL_ONLY = 4
+
+
+class Session:
+    """One graph, ready to run on the CPU."""
+
+    def __init__(
+        self,
+        proto: ModelProto,
+        weights: Mapping[str, Array],
+        *,
+        optimised: bool = False,
+        threads: int = 0,
+    ) -> None:
+        """`weights` are the values of external stubs in `proto`; `threads` 0 means all cores.
+
+        Raises EngineError, naming the operator where ONNX Runtime does, when it cannot run the graph.
+        """
+        options = ort.SessionOptions()
+        options.graph_optimization_level = HIGHEST if optimised else LOWEST
+        options.intra_op_num_threads = threads
+        options.log_severity_level = _FATAL_ONLY
+        stubs = [t for t in proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+        # ONNX Runtime copies the values while it makes the session, so they need not be kept afterwards.
+        values = [_ort_value(weights[t.name], t.data_type) for t in stubs]
+        if stubs:
+            options.add_external_initializers([t.name for t in stubs], values)
+        try:
+            self._session = ort.InferenceSession(
+                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise EngineError(
+                f"ONNX Runtime {ort.__version__} cannot run the model: {reason(error)}",
+                "Check that the operator is a standard one of the model's opset.",
+            ) from error
+        self.inputs = tuple(i.name for i in self._session.get_inputs())
+        self.outputs = tuple(o.name for o in self._session.get_outputs())
+
+    def run(self, feed: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """Output arrays by name. `feed` may hold more than the session's inputs. Raises EngineError."""
+        names = list(outputs) if outputs is not None else list(self.outputs)
+        wanted = {name: feed[name] for name in self.inputs}
+        try:
+            values = self._session.run(names, wanted)
+        except Exception as error:
+            raise EngineError(f"ONNX Runtime failed while it ran the model: {reason(error)}") from error
+        return dict(zip(names, values, strict=True))
+
+
+def _ort_value(array: Array, elem_type: int) -> Any:
+    array = np.ascontiguousarray(array)
+    if array.dtype.kind in "fiub":
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    storage = array.view(f"u{array.dtype.itemsize}")  # types that NumPy itself does not know
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(storage, elem_type)
+
+
+def reason(error: Exception) -> str:
+    """ONNX Runtime's message without its status prefix and source position, on one line."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", text)
+    return re.sub(r"\S*/onnxruntime/\S+ \S+ ", "", text)[:400]
+
+
+def version() -> str:
+    """ONNX Runtime's version."""
+    return str(ort.__version__)

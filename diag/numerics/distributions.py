@@ -1,0 +1,88 @@
+"""Error of distributions: Kullback-Leibler divergence and decisions, for softmax outputs and logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+
+_ROWS = 64
+"""Rows handled at a time; a row of logits can be 50,000 elements long."""
+
+
+@dataclass(slots=True)
+class DecisionSums:
+    """Additive facts about rows that are distributions."""
+
+    kl_sum: float = 0.0
+    """Sum over rows of KL(reference || candidate), in nats."""
+    rows: int = 0
+    same_top1: int = 0
+    flips: int = 0
+    """Rows with another argmax although the reference's margin exceeds the noise."""
+
+    def add(self, other: DecisionSums) -> None:
+        self.kl_sum += other.kl_sum
+        self.rows += other.rows
+        self.same_top1 += other.same_top1
+        self.flips += other.flips
+
+
+def measure_probabilities(reference: Float, candidate: Float) -> DecisionSums:
+    """KL for arrays whose last axis is a distribution already (softmax outputs). Any shape, rank 1 or more.
+
+    Terms with reference 0 are 0; a candidate of 0 (underflow) counts as the smallest float32 subnormal.
+    """
+    sums = DecisionSums()
+    for ref, cand in _row_blocks(reference, candidate):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.log(np.maximum(ref, _TINY)) - np.log(np.maximum(cand, _TINY))
+        sums.kl_sum += float(np.einsum("nc,nc->", ref, ratio))
+        sums.rows += len(ref)
+    return sums
+
+
+def measure_logits(reference: Float, candidate: Float, noise: float = 0.0) -> DecisionSums:
+    """KL of the softmax distributions, and agreement of the argmax, along the last axis.
+
+    `noise` is the largest absolute difference that the reference shows against itself; a flip counts only
+    when the reference's margin (first minus second) is more than twice that.
+    """
+    sums = DecisionSums()
+    for ref, cand in _row_blocks(reference, candidate):
+        with np.errstate(invalid="ignore", over="ignore"):
+            log_p, log_q = _log_softmax(ref), _log_softmax(cand)
+            sums.kl_sum += float(np.einsum("nc,nc->", np.exp(log_p), log_p - log_q))
+        best = ref.argmax(axis=1)
+        same = best == cand.argmax(axis=1)
+        margin = _margin(ref)
+        sums.rows += len(ref)
+        sums.same_top1 += int(np.count_nonzero(same))
+        sums.flips += int(np.count_nonzero(~same & (margin > 2 * noise)))
+    return sums
+
+
+_TINY = np.float32(1e-45)
+
+
+def _row_blocks(reference: Float, candidate: Float) -> list[tuple[Float, Float]]:
+    ref = reference.reshape(-1, reference.shape[-1])
+    cand = candidate.reshape(ref.shape)
+    step = max(_ROWS, (1 << 16) // ref.shape[1])
+    return [(ref[i : i + step], cand[i : i + step]) for i in range(0, len(ref), step)]
+
+
+def _log_softmax(rows: Float) -> Float:
+    shifted = rows - rows.max(axis=1, keepdims=True)
+    result: Float = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result
+
+
+def _margin(rows: Float) -> Float:
+    if rows.shape[1] < 2:
+        return np.full(len(rows), np.inf, np.float32)
+    top = np.partition(rows, rows.shape[1] - 2, axis=1)[:, -2:]
+    return np.abs(top[:, 1] - top[:, 0])

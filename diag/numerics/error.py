@@ -1,0 +1,169 @@
+"""Error of a tensor against its reference, as sums that add up over batches, processes and machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+Double = NDArray[np.float64]
+
+MASK_LIKE = 1e30
+"""Reference values at or beyond this stand for minus infinity (attention masks); they are left out."""
+
+_BLOCK_ELEMENTS = 1 << 16
+"""Elements handled at a time, so that temporaries stay in the processor's cache."""
+
+_SAFE = 1e15
+"""Above this a square may overflow float32, below its inverse underflow; such blocks go through float64."""
+
+
+@dataclass(slots=True)
+class ErrorSums:
+    """Additive facts about `error = candidate - reference`, both finite; sums in float64 over float32 blocks.
+
+    `reference_square` and `error_square` hold one sum for each channel.
+    """
+
+    reference_square: Double = field(default_factory=lambda: np.zeros(1))
+    error_square: Double = field(default_factory=lambda: np.zeros(1))
+    cross: float = 0.0
+    """Sum of reference times error."""
+    error_sum: float = 0.0
+    elements: int = 0
+    nonfinite: int = 0
+    """Candidate elements that are NaN or infinite where the reference is finite."""
+    nonfinite_reference: int = 0
+    zero_collapsed_rows: int = 0
+    max_abs: float = 0.0
+    max_abs_index: int = -1
+    """Flat index of the largest absolute error in its batch."""
+    reference_absmax: float = 0.0
+
+    def add(self, other: ErrorSums) -> None:
+        """Take in the sums of other data of the same tensor."""
+        self._add_channels(other)
+        self.cross += other.cross
+        self.error_sum += other.error_sum
+        self.elements += other.elements
+        self.nonfinite += other.nonfinite
+        self.nonfinite_reference += other.nonfinite_reference
+        self.zero_collapsed_rows += other.zero_collapsed_rows
+        self.reference_absmax = max(self.reference_absmax, other.reference_absmax)
+        if other.max_abs > self.max_abs or self.max_abs_index < 0:
+            self.max_abs, self.max_abs_index = other.max_abs, other.max_abs_index
+
+    def _add_channels(self, other: ErrorSums) -> None:
+        mine, theirs = self.reference_square, other.reference_square
+        if self.elements == 0:
+            self.reference_square, self.error_square = theirs.copy(), other.error_square.copy()
+        elif mine.shape == theirs.shape:
+            self.reference_square = mine + theirs
+            self.error_square = self.error_square + other.error_square
+        else:  # the number of channels depends on the data: only totals have a meaning
+            self.reference_square = np.array([mine.sum() + theirs.sum()])
+            self.error_square = np.array([self.error_square.sum() + other.error_square.sum()])
+
+
+def channel_axis(rank: int, convolution: bool) -> int | None:
+    """Axis that holds channels: 1 for convolutions and for rank 4 and more (or heads), else the last."""
+    if rank < 2:
+        return None
+    return 1 if rank >= 4 or (convolution and rank == 3) else rank - 1
+
+
+def measure(reference: Float, candidate: Float, axis: int | None) -> ErrorSums:
+    """Sums for one tensor of one batch.
+
+    Both arrays: float32, the same shape, any rank. `axis` is the channel axis, None for one channel.
+    Elements where either side is not finite, or the reference is `MASK_LIKE`, count but enter no sum.
+    """
+    sums = ErrorSums(elements=reference.size)
+    if reference.size == 0:
+        return sums
+    sums.zero_collapsed_rows = zero_collapsed_rows(reference, candidate)
+    ref3, cand3 = _as_blocks(reference, axis), _as_blocks(candidate, axis)
+    outer, channels, inner = ref3.shape
+    sums.reference_square, sums.error_square = np.zeros(channels), np.zeros(channels)
+    step = max(1, _BLOCK_ELEMENTS // (channels * inner))
+    for start in range(0, outer, step):
+        _measure_block(
+            sums, ref3[start : start + step], cand3[start : start + step], start * channels * inner
+        )
+    return sums
+
+
+def _as_blocks(array: Float, axis: int | None) -> Float:
+    """View as (outer, channel, inner)."""
+    if axis is None:
+        return array.reshape(-1, 1, 1) if array.ndim == 0 else array.reshape(1, 1, -1)
+    shape = array.shape
+    return array.reshape(
+        int(np.prod(shape[:axis], dtype=np.int64)),
+        shape[axis],
+        int(np.prod(shape[axis + 1 :], dtype=np.int64)),
+    )
+
+
+def _measure_block(sums: ErrorSums, ref: Float, cand: Float, offset: int) -> None:
+    with np.errstate(invalid="ignore", over="ignore"):
+        top, bottom = float(ref.max()), float(ref.min())
+        error = cand - ref
+        error_top, error_bottom = float(error.max()), float(error.min())
+    if not _plain(top, bottom, error_top, error_bottom):
+        ref, error = _finite_only(sums, ref, cand)
+        top, bottom = float(ref.max()), float(ref.min())
+        error_top, error_bottom = float(error.max()), float(error.min())
+    sums.reference_absmax = max(sums.reference_absmax, top, -bottom)
+    worst = max(error_top, -error_bottom)
+    if worst > sums.max_abs or sums.max_abs_index < 0:
+        sums.max_abs = worst
+        sums.max_abs_index = offset + int(error.argmax() if error_top >= -error_bottom else error.argmin())
+    if not 1 / _SAFE < max(top, -bottom) < _SAFE or worst > _SAFE:
+        ref, error = ref.astype(np.float64), error.astype(np.float64)
+    sums.reference_square += _channel_dot(ref, ref)
+    if worst > 0:
+        sums.error_square += _channel_dot(error, error)
+        flat = error.reshape(-1)
+        sums.cross += float(np.dot(ref.reshape(-1), flat))
+        sums.error_sum += float(flat.sum())
+
+
+def _plain(top: float, bottom: float, error_top: float, error_bottom: float) -> bool:
+    """Whether everything is finite (NaN propagates through max) and no value stands for infinity."""
+    return max(top, -bottom) < MASK_LIKE and max(error_top, -error_bottom) < MASK_LIKE
+
+
+def _finite_only(sums: ErrorSums, ref: Float, cand: Float) -> tuple[Float, Float]:
+    """Reference and error with every element that cannot be compared set to zero, and counted."""
+    ref_finite, cand_finite = np.isfinite(ref), np.isfinite(cand)
+    sums.nonfinite_reference += int(ref.size - np.count_nonzero(ref_finite))
+    with np.errstate(invalid="ignore"):
+        real = ref_finite & (np.abs(ref) < MASK_LIKE)
+    sums.nonfinite += int(np.count_nonzero(real & ~cand_finite))
+    usable = real & cand_finite
+    ref = np.where(usable, ref, np.float32(0))
+    return ref, np.where(usable, cand, np.float32(0)) - ref
+
+
+def _channel_dot(a: Float, b: Float) -> Double:
+    if a.shape[2] == 1:
+        flat = np.einsum("nc,nc->c", a[:, :, 0], b[:, :, 0])
+        return np.asarray(flat, np.float64)
+    per_row = np.einsum("ncs,ncs->nc", a, b)
+    return np.asarray(per_row.sum(axis=0, dtype=np.float64))
+
+
+def zero_collapsed_rows(reference: Float, candidate: Float) -> int:
+    """Rows (along the last axis) that are zero throughout in the candidate and not in the reference."""
+    if reference.ndim == 0 or reference.shape[-1] < 2:
+        return 0
+    rows = candidate.reshape(-1, candidate.shape[-1])
+    # A row can only be zero throughout when its first element is: a strided look spares most of the data.
+    suspects = np.flatnonzero(rows[:, 0] == 0)
+    if not suspects.size:
+        return 0
+    collapsed = suspects[~rows[suspects].any(axis=1)]
+    return int(np.count_nonzero(reference.reshape(rows.shape)[collapsed].any(axis=1)))

@@ -1,0 +1,98 @@
+"""Number formats: limits, rounding, and symmetric integer quantization. Pure NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A number format. Limits are in the format's own values (integers: in steps of the scale)."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    max: float
+    """Largest finite value."""
+    unit_roundoff: float
+    """Half the spacing of the numbers just above 1; 0 for integers."""
+    quantized: bool = False
+    """Whether values are stored as codes times a scale."""
+
+
+def _float(name: str, dtype: Any, quantized: bool = False) -> Format:
+    info = ml_dtypes.finfo(np.dtype(dtype))
+    return Format(name, np.dtype(dtype), float(info.max), float(info.eps) / 2, quantized)
+
+
+FORMATS: dict[str, Format] = {
+    f.name: f
+    for f in (
+        _float("fp32", np.float32),
+        _float("fp16", np.float16),
+        _float("bf16", ml_dtypes.bfloat16),
+        _float("fp8", ml_dtypes.float8_e4m3fn, quantized=True),
+        Format("int8", np.dtype(np.int8), 127.0, 0.0, quantized=True),
+        Format("int4", np.dtype(ml_dtypes.int4), 7.0, 0.0, quantized=True),
+    )
+}
+"""Formats a plan may name. Limits: IEEE 754 (fp16), bfloat16, OCP OFP8 (E4M3)."""
+
+
+def round_to(values: Float, fmt: Format) -> Float:
+    """Round float32 values to a float format, ties to even; overflow becomes infinity where there is one.
+
+    Any shape. E4M3 has no infinity: values that round past 448 become NaN (OCP OFP8, non-saturating mode).
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(fmt.dtype).astype(np.float32)
+
+
+def clamp_to(values: Float, fmt: Format) -> Float:
+    """Values limited to the format's finite range; NaN stays."""
+    return np.clip(values, -fmt.max, fmt.max)
+
+
+def symmetric_scale(absmax: NDArray[np.floating], fmt: Format) -> Float:
+    """Scale of one quantization step, `absmax / max code`, float32; at least the smallest normal float32.
+
+    A tensor or channel that is zero everywhere gets scale 1 / max code (any scale represents it; TensorRT
+    refuses a zero scale).
+    """
+    absmax = np.asarray(absmax, np.float64)
+    scale = np.where(absmax > 0, absmax, 1.0) / fmt.max
+    return np.maximum(scale, np.finfo(np.float32).tiny).astype(np.float32)
+
+
+def quantize(values: Float, scale: Float, fmt: Format, axis: int | None = None) -> NDArray[np.generic]:
+    """Codes `round(values / scale)`, ties to even, saturated (int8: -128..127), as ONNX defines it.
+
+    `scale` is a scalar, or one value for each index of `axis`.
+    """
+    scaled = values / _along(scale, values.ndim, axis)
+    if fmt.unit_roundoff:
+        codes = clamp_to(scaled, fmt)
+    else:
+        codes = np.clip(np.rint(scaled), -fmt.max - 1, fmt.max)
+    return np.asarray(codes, fmt.dtype)
+
+
+def dequantize(codes: NDArray[np.generic], scale: Float, axis: int | None = None) -> Float:
+    """Float32 values of codes; `scale` as in `quantize`."""
+    result: Float = codes.astype(np.float32) * _along(scale, codes.ndim, axis)
+    return result
+
+
+def _along(scale: Float, rank: int, axis: int | None) -> Float:
+    scale = np.asarray(scale, np.float32)
+    if axis is None or scale.ndim == 0:
+        return scale
+    shape = [1] * rank
+    shape[axis] = -1
+    return scale.reshape(shape)

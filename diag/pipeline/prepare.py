@@ -1,0 +1,127 @@
+"""Everything that is known before the first batch runs: model, data, roles, plan, formats, scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from diag.calibration.minmax import measure_ranges
+from diag.calibration.table import CalibrationTable, TensorRange, read_table
+from diag.errors import PlanError, TableError, UsageError
+from diag.feeds import Feeds
+from diag.model import shapes
+from diag.model.graph import Model, TensorInfo
+from diag.model.load import load_model
+from diag.numerics.formats import FORMATS
+from diag.plan.resolve import Resolved, resolve
+from diag.plan.schema import Plan, plan_for_format, read_plan
+from diag.progress import Progress
+from diag.roles import Role, find_roles, norm_parts
+from diag.typed.apply import SUPPORTED, TypedModel, apply_formats, operands_of
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A model with its plan resolved."""
+
+    model: Model
+    types: Mapping[str, TensorInfo]
+    roles: Mapping[str, Role]
+    plan: Plan
+    resolved: Resolved
+
+    @property
+    def activations(self) -> tuple[str, ...]:
+        """Tensors that need a scale, in graph order."""
+        operands = operands_of(self.model, self.resolved.formats, self.types)
+        return tuple(dict.fromkeys(o.tensor for o in operands if o.weight is None))
+
+    def apply(self, table: CalibrationTable | None) -> TypedModel:
+        """The plan applied, with the scales of `table`."""
+        quantized = {f for f in self.resolved.formats.values() if FORMATS[f].quantized}
+        scales = table.scales(min(quantized)) if table is not None and quantized else {}
+        return apply_formats(
+            self.model,
+            self.resolved.formats,
+            base=self.plan.base,
+            scales=scales,
+            out_of_range=self.plan.constants.out_of_range,
+        )
+
+
+def choose_plan(plan_path: str | None, fmt: str | None) -> Plan:
+    """The plan that the user gave, as a file or as a format."""
+    if (plan_path is None) == (fmt is None):
+        raise UsageError("give either --plan PLAN or --format FORMAT", "For example: --format int8.")
+    return read_plan(plan_path) if plan_path is not None else plan_for_format(str(fmt))
+
+
+def plan_on(model_path: str, plan: Plan) -> Planned:
+    """Load the model and resolve the plan on its layers. Raises ModelError and PlanError."""
+    _refuse_unavailable(plan)
+    model = load_model(model_path)
+    types = shapes.infer(model)
+    roles = find_roles(model)
+    names = {layer: role.name for layer, role in roles.items()}
+    blocks = {layer: role.block for layer, role in roles.items()}
+    resolved = resolve(plan, model, names, blocks, norm_parts(model), types)
+    return Planned(model, types, roles, plan, resolved)
+
+
+def _refuse_unavailable(plan: Plan) -> None:
+    unavailable = {plan.default, *(pin.format for pin in plan.pins)} - SUPPORTED
+    if unavailable:
+        raise PlanError(
+            f"format {min(unavailable)!r} cannot be applied yet",
+            f"This release applies {', '.join(sorted(SUPPORTED))}.",
+        )
+    if plan.quantizer.method != "minmax" or plan.quantizer.weights != "per_channel":
+        raise PlanError(
+            "this release quantizes by minmax, weights per channel, only",
+            "Take the quantizer out of the plan.",
+        )
+
+
+def calibrate(
+    planned: Planned, feeds: Feeds, table_path: str | None, progress: Progress
+) -> tuple[CalibrationTable | None, str]:
+    """The table of scales, and in words where it came from. Without one: min-max on the data."""
+    if not planned.activations:
+        return None, ""
+    if table_path is not None:
+        table = read_scales(planned, table_path)
+        assert table is not None
+        return table, f"{table_path} ({table.method}, {table.data})"
+    progress.start("calibrating (min-max) on the data given", len(feeds))
+    ranges = measure_ranges(planned.model, planned.activations, feeds, progress)
+    return new_table(planned.model, feeds, ranges), f"min-max on the compared data themselves ({feeds.label})"
+
+
+def read_scales(planned: Planned, table_path: str | None) -> CalibrationTable | None:
+    """The table, if the plan needs one; checked to hold every tensor that will be quantized."""
+    needed = planned.activations
+    if not needed:
+        return None
+    if table_path is None:
+        raise TableError("the plan quantizes activations and needs their scales", "Give --calibration TABLE.")
+    table = read_table(table_path, planned.model.sha256)
+    missing = [name for name in needed if name not in table.tensors]
+    if missing:
+        raise TableError(
+            f"table {table_path!r} lacks {len(missing)} of {len(needed)} tensors, first {missing[0]!r}",
+            "Calibrate again with this release.",
+        )
+    return table
+
+
+def new_table(model: Model, feeds: Feeds, ranges: Mapping[str, TensorRange]) -> CalibrationTable:
+    """A table of measured ranges, stamped with the model and the data."""
+    return CalibrationTable(
+        schema="trtdiag.calibration/1",
+        model_sha256=model.sha256,
+        data=feeds.label,
+        data_sha256=feeds.sha256,
+        method="minmax",
+        batches=len(feeds),
+        tensors=dict(ranges),
+    )

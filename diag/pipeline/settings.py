@@ -1,0 +1,54 @@
+"""What a comparison is asked for, and the rules it is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from diag.gate.threshold import Threshold
+from diag.resources import data_dir
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """Options of `trtdiag compare`, in its terms. Exactly one of `plan` and `format` is given."""
+
+    model: str
+    data: str
+    out: str
+    plan: str | None = None
+    format: str | None = None
+    calibration: str | None = None
+    engine: str = "emulate"
+    limit: int | None = None
+    fail_under: tuple[Threshold, ...] = ()
+    slice_mb: int = 256
+    resume: bool = True
+    save_typed: bool = False
+    command: str = "trtdiag compare"
+
+
+class CompareRules(BaseModel):
+    """Contents of rules/compare.yaml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bad_sqnr_db: float
+    reference_tolerance_rel_l2: float
+
+
+@lru_cache(maxsize=1)
+def compare_rules() -> CompareRules:
+    """The rules that ship with this release."""
+    text = Path(data_dir("rules") / "compare.yaml").read_text(encoding="utf-8")
+    return CompareRules.model_validate(yaml.safe_load(text))
+
+
+def bad_below_db(fail_under: tuple[Threshold, ...]) -> float:
+    """SQNR under which a tensor is bad: the strictest that the user demands, else the rules'."""
+    asked = [t.bound for t in fail_under if t.metric == "sqnr_db" and t.op in (">", ">=")]
+    return max(asked, default=compare_rules().bad_sqnr_db)

@@ -1,0 +1,145 @@
+"""A precision plan, resolved to a format for each layer, applied as one ONNX rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from diag.errors import ModelError, PlanError
+from diag.model import shapes
+from diag.model.graph import Model, TensorInfo
+from diag.numerics.formats import FORMATS
+from diag.typed.operands import Operand, quantized_operands
+from diag.typed.passes.insert_qdq import insert_qdq
+from diag.typed.passes.lift_constants import lift_constants
+from diag.typed.passes.lower_floats import OutOfRange, lower_floats
+from diag.typed.passes.raise_opset import raise_opset
+from diag.typed.schemas import first_opset, op_types
+from diag.typed.surgeon import Surgery
+
+SUPPORTED = frozenset({"fp32", "fp16", "bf16", "int8"})
+"""Formats that can be applied today."""
+
+_PER_CHANNEL_QDQ_OPSET = 13
+_TYPED_SCALE_OPSET = 19
+"""From opset 19 the scale may be FP16 or BF16, and then the dequantized value is too."""
+
+
+@dataclass(frozen=True)
+class TypedModel:
+    """The model after the plan was applied: what every engine runs."""
+
+    proto: ModelProto
+    weights: Mapping[str, NDArray[np.generic]]
+    formats: Mapping[str, str]
+    """Format of each layer as built (a layer whose operator has no such format stays FP32)."""
+    notes: tuple[str, ...]
+
+
+def operands_of(
+    model: Model, formats: Mapping[str, str], types: Mapping[str, TensorInfo]
+) -> tuple[Operand, ...]:
+    """Operands that will carry a quantizer under `formats`; the activations among them need scales."""
+    quantized = {layer: fmt for layer, fmt in formats.items() if FORMATS[fmt].quantized}
+    return quantized_operands(model, quantized, types)
+
+
+def apply_formats(
+    model: Model,
+    formats: Mapping[str, str],
+    *,
+    base: str = "fp32",
+    scales: Mapping[str, float] | None = None,
+    out_of_range: OutOfRange = "clamp",
+) -> TypedModel:
+    """Rewrite `model` so that each layer computes in its format; `formats` holds every layer id.
+
+    `scales` maps each quantized activation to its step. Raises PlanError for a format that cannot be applied
+    yet, TableError for a missing scale, ModelError when the result does not pass ONNX's checker.
+    """
+    unknown = sorted(set(formats.values()) - SUPPORTED)
+    if unknown:
+        raise PlanError(
+            f"format {unknown[0]!r} cannot be applied yet", f"Use one of {', '.join(sorted(SUPPORTED))}."
+        )
+    types = shapes.infer(model)
+    operands = operands_of(model, formats, types)
+    floats, notes = _float_formats(model, formats, base)
+    proto = raise_opset(model.proto, _needed_opset(model, floats, operands))
+    surgery = Surgery.open(proto, model.weights)
+    lift_constants(surgery)
+    keep = {(o.layer, o.input) for o in operands if o.weight is not None}
+    lower_floats(surgery, model, floats, types, keep, out_of_range)
+    quantized = {o.layer: formats[o.layer] for o in operands}
+    insert_qdq(surgery, operands, quantized, floats, scales or {})
+    result = surgery.close()
+    check(result)
+    built = {layer: _built(layer, fmt, floats, quantized) for layer, fmt in formats.items()}
+    return TypedModel(result, surgery.weights, built, tuple(notes))
+
+
+def _built(layer: str, fmt: str, floats: Mapping[str, str], quantized: Mapping[str, str]) -> str:
+    return quantized.get(layer) or floats.get(layer, "fp32")
+
+
+def _float_formats(model: Model, formats: Mapping[str, str], base: str) -> tuple[dict[str, str], list[str]]:
+    """FP16 or BF16 format of each layer that has one; notes on operators that cannot compute in it."""
+    wanted: dict[str, str] = {}
+    refused: dict[tuple[str, str], int] = {}
+    for layer in model.layers:
+        fmt = formats.get(layer.id, "fp32")
+        fmt = base if FORMATS[fmt].quantized else fmt
+        if fmt == "fp32" or model.value_dependent.isdisjoint(layer.outputs):
+            continue
+        if layer.domain or first_opset(layer.op_type, fmt, model.opset) is None:
+            refused[layer.op_type, fmt] = refused.get((layer.op_type, fmt), 0) + 1
+        else:
+            wanted[layer.id] = fmt
+    notes = [
+        f"{n} {op} layer(s) stay FP32: ONNX defines no {fmt} for {op}"
+        for (op, fmt), n in refused.items()
+        if _computes_floats(op)
+    ]
+    return wanted, notes
+
+
+def _computes_floats(op_type: str) -> bool:
+    newest = onnx.defs.onnx_opset_version()
+    return op_types(op_type, "", newest, "fp32") is not None
+
+
+def _needed_opset(model: Model, floats: Mapping[str, str], operands: tuple[Operand, ...]) -> int:
+    needed = [model.opset]
+    for layer_id, fmt in floats.items():
+        needed.append(first_opset(model.layer_by_id[layer_id].op_type, fmt, model.opset) or model.opset)
+    if operands:
+        needed.append(_PER_CHANNEL_QDQ_OPSET)
+        if any(operand.layer in floats for operand in operands):
+            needed.append(_TYPED_SCALE_OPSET)
+    return max(needed)
+
+
+def check(proto: ModelProto) -> None:
+    """ONNX's checker with full type and shape inference. Raises ModelError with its first complaint.
+
+    Initializers kept beside the graph are checked as inputs of the same type and shape.
+    """
+    probe = ModelProto()
+    probe.CopyFrom(proto)
+    stubs = [t for t in probe.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    for tensor in stubs:
+        probe.graph.input.append(
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
+        probe.graph.initializer.remove(tensor)
+    try:
+        onnx.checker.check_model(probe, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(
+            f"the rewritten model fails ONNX's checker: {str(error).strip().splitlines()[0]}"
+        ) from error

@@ -1,0 +1,38 @@
+"""Pass: float Constant nodes become initializers of the same name.
+
+Requires: nothing. Ensures: every constant that a later pass converts is a graph initializer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from diag.typed.surgeon import Surgery, substitute
+
+
+def lift_constants(surgery: Surgery) -> None:
+    """Replace Constant nodes that hold a float tensor; other constants stay nodes."""
+    for node in list(surgery.graph.nodes):
+        value = _float_value(node)
+        if value is None:
+            continue
+        variable = node.outputs[0]
+        constant = surgery.constant(variable.name, value, "fp32")
+        for consumer in list(variable.outputs):
+            substitute(consumer.inputs, variable, constant)
+        if variable not in surgery.graph.outputs:
+            node.outputs.clear()
+            surgery.graph.nodes.remove(node)
+
+
+def _float_value(node: gs.Node) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None:
+    if node.op != "Constant":
+        return None
+    value = node.attrs.get("value")
+    if isinstance(value, gs.Constant) and value.dtype == np.float32:
+        return np.asarray(value.values)
+    for key in ("value_float", "value_floats"):
+        if key in node.attrs:
+            return np.asarray(node.attrs[key], np.float32)
+    return None

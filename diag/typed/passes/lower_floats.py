@@ -1,0 +1,177 @@
+"""Pass: FP16 and BF16 by Cast.
+
+Requires: constants lifted; an opset in which each lowered operator knows its format.
+Ensures: every layer computes in its float format; graph inputs and outputs keep their types; each constant
+is converted once; a tensor is cast at most once to each format; shape and index arithmetic is untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+from diag.model.graph import Model, TensorInfo
+from diag.numerics.formats import FORMATS, clamp_to
+from diag.typed.operands import constant_value
+from diag.typed.schemas import op_types
+from diag.typed.surgeon import ELEM_TYPE, NAMESPACE, Surgery, substitute
+
+OutOfRange = Literal["clamp", "inf"]
+
+_ANY_TYPE = frozenset({"Shape", "Size", "Cast", "CastLike"})
+"""Operators that take a float of any width as it comes."""
+
+
+def lower_floats(
+    surgery: Surgery,
+    model: Model,
+    formats: Mapping[str, str],
+    types: Mapping[str, TensorInfo],
+    keep: Collection[tuple[str, int]],
+    out_of_range: OutOfRange,
+) -> dict[str, str]:
+    """Cast every layer named in `formats` to its format (fp16 or bf16); the others compute as before.
+
+    `keep` lists (node name, input) that another pass types; `out_of_range` says what a finite constant
+    beyond the format's range becomes. Returns the format of each tensor that is no longer FP32.
+    """
+    lowering = _Lowering(surgery, model, types, out_of_range)
+    nodes: list[Any] = []
+    for node in list(surgery.graph.nodes):
+        fmt = formats.get(node.name, "fp32")
+        lowering.visit(node, fmt, keep)
+        nodes.extend([*lowering.take_pending(), node])
+    surgery.graph.nodes.clear()
+    surgery.graph.nodes.extend(nodes + lowering.restore_outputs())
+    lowering.settle_constants()
+    return lowering.current
+
+
+class _Lowering:
+    def __init__(
+        self, surgery: Surgery, model: Model, types: Mapping[str, TensorInfo], out_of_range: OutOfRange
+    ) -> None:
+        self.surgery = surgery
+        self.model = model
+        self.types = types
+        self.out_of_range = out_of_range
+        self.opset = surgery.graph.opset
+        self.current: dict[str, str] = {}
+        self._casts: dict[tuple[str, str], Any] = {}
+        self._constants: dict[tuple[str, str], Any] = {}
+        self._pending: list[Any] = []
+
+    def take_pending(self) -> list[Any]:
+        pending, self._pending = self._pending, []
+        return pending
+
+    def visit(self, node: Any, fmt: str, keep: Collection[tuple[str, int]]) -> None:
+        types = op_types(node.op, node.domain or "", self.opset, fmt) if fmt != "fp32" else None
+        if node.op == "Cast":
+            self._retarget_cast(node, fmt)
+            return
+        if node.op not in _ANY_TYPE:
+            for index, tensor in enumerate(node.inputs):
+                if (node.name, index) in keep or not self._is_float(tensor):
+                    continue
+                wanted = fmt if types and types.follows(index) else "fp32"
+                node.inputs[index] = self._as(tensor, wanted)
+            self._visit_subgraphs(node)
+        if types:
+            for follows, tensor in zip(types.outputs, node.outputs, strict=False):
+                if follows and self._is_float(tensor):
+                    self.current[tensor.name] = fmt
+                    tensor.dtype = None
+
+    def _retarget_cast(self, node: Any, fmt: str) -> None:
+        """A Cast to FP32 in a lowered layer casts to the layer's format instead: one rounding, not two."""
+        if fmt != "fp32" and node.attrs["to"] in (ELEM_TYPE["fp32"], np.float32):
+            node.attrs["to"] = ELEM_TYPE[fmt]
+            self.current[node.outputs[0].name] = fmt
+            node.outputs[0].dtype = None
+
+    def _visit_subgraphs(self, node: Any) -> None:
+        """Branches compute in FP32: what they read from outside is cast back."""
+        for graph in node.attrs.values():
+            if isinstance(graph, gs.Graph):
+                for inner in graph.nodes:
+                    for index, tensor in enumerate(inner.inputs):
+                        if tensor.name in self.current:
+                            inner.inputs[index] = self._as(tensor, "fp32")
+                    self._visit_subgraphs(inner)
+                for index, tensor in enumerate(graph.outputs):
+                    if tensor.name in self.current:
+                        graph.outputs[index] = self._as(tensor, "fp32")
+
+    def _is_float(self, tensor: Any) -> bool:
+        info = self.types.get(tensor.name)
+        return info is not None and info.elem_type == ELEM_TYPE["fp32"]
+
+    def _as(self, tensor: Any, fmt: str) -> Any:
+        if self.current.get(tensor.name, "fp32") == fmt:
+            return tensor
+        if isinstance(tensor, gs.Constant):
+            return self._converted(tensor, fmt)
+        key = (tensor.name, fmt)
+        if key not in self._casts:
+            result = gs.Variable(f"{tensor.name}/{fmt}")
+            name = f"{NAMESPACE}/cast/{tensor.name}/{fmt}"
+            self._pending.append(gs.Node("Cast", name, {"to": ELEM_TYPE[fmt]}, [tensor], [result]))
+            self._casts[key] = result
+        return self._casts[key]
+
+    def _converted(self, constant: Any, fmt: str) -> Any:
+        key = (constant.name, fmt)
+        if key not in self._constants:
+            values = constant_value(self.model, constant.name)
+            assert values is not None
+            lowered = convert_constant(np.asarray(values, np.float32), fmt, self.out_of_range)
+            self._constants[key] = self.surgery.constant(f"{constant.name}/{fmt}", lowered, fmt)
+        return self._constants[key]
+
+    def restore_outputs(self) -> list[Any]:
+        """Graph outputs keep their names and types: the lowered tensor is renamed and cast back."""
+        casts = []
+        for output in self.surgery.graph.outputs:
+            fmt = self.current.pop(output.name, None)
+            if fmt is None:
+                continue
+            lowered = gs.Variable(f"{output.name}/{fmt}")
+            producer = output.inputs[0]
+            substitute(producer.outputs, output, lowered)
+            for consumer in list(output.outputs):
+                substitute(consumer.inputs, output, lowered)
+            self.current[lowered.name] = fmt
+            output.dtype = np.float32
+            name = f"{NAMESPACE}/cast/{output.name}/fp32"
+            casts.append(gs.Node("Cast", name, {"to": ELEM_TYPE["fp32"]}, [lowered], [output]))
+        return casts
+
+    def settle_constants(self) -> None:
+        """A constant that is now used in one format only keeps the name that the user gave it."""
+        in_use = {t.name for t in self.surgery.graph.outputs}
+        in_use.update(t.name for n in self.surgery.graph.nodes for t in n.inputs)
+        for (name, fmt), constant in self._constants.items():
+            others = [f for (n, f) in self._constants if n == name and f != fmt]
+            if name in in_use or others:
+                continue
+            self.surgery.weights.pop(name, None)
+            if constant.name in self.surgery.weights:
+                self.surgery.weights[name] = self.surgery.weights.pop(constant.name)
+            constant.name = name
+
+
+def convert_constant(values: NDArray[np.float32], fmt: str, out_of_range: OutOfRange) -> NDArray[np.generic]:
+    """Constant values in a float format. Infinities stay; finite values beyond the range follow the policy.
+
+    TensorRT 8.6 and later clamp (a constant of -3.4e38 becomes -65504 in FP16).
+    """
+    target = FORMATS[fmt]
+    if out_of_range == "clamp":
+        values = np.where(np.isfinite(values), clamp_to(values, target), values).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return values.astype(target.dtype)
