@@ -134,7 +134,11 @@ def evidence_text(key: str, value: float | str | bool) -> str:
 def responsibility(finding: Finding) -> str:
     """What was measured about the finding's part in the final error."""
     words = {True: "Measured: responsible.", False: "Measured: present, not responsible."}
-    parts = ["Not measured." if finding.responsible is None else words[finding.responsible]]
+    parts = [
+        "Its part in the error was not measured."
+        if finding.responsible is None
+        else words[finding.responsible]
+    ]
     if finding.share_removed is not None:
         parts.append(
             f"Keeping only these layers in FP32 removes {_percent(finding.share_removed)} of the error."

@@ -129,7 +129,7 @@ def test_births_and_findings(sample: Report) -> None:
         "Measured: responsible. Keeping only these layers in FP32"
     )
     assert shown.findings[1].responsibility.startswith("Measured: present, not responsible.")
-    assert shown.findings[2].responsibility == "Not measured."
+    assert shown.findings[2].responsibility == "Its part in the error was not measured."
     assert {fact.name: fact.text for fact in shown.findings[1].evidence}[
         "largest_ratio".replace("_", " ")
     ] == "∞"
