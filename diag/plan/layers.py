@@ -132,6 +132,13 @@ def _only_index(model: Model, name: str, found: set[str]) -> bool:
     if name in model.outputs:
         return False
     return all(
-        reader.id in found or (name in _index_operands(reader) and reader.inputs.count(name) == 1)
+        reader.id in found or set(_positions(reader, name)) <= set(_INDEX_INPUTS.get(reader.op_type, ()))
         for reader in model.consumers.get(name, ())
     )
+
+
+def _positions(layer: Layer, name: str) -> Iterator[int]:
+    """Operand positions at which a layer reads a tensor; -1 when a subgraph of it does."""
+    yield from (position for position, operand in enumerate(layer.inputs) if operand == name)
+    if name in layer.captured:
+        yield -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from diag.errors import PlanError
@@ -66,13 +66,19 @@ class Targets:
     def _near_name(self, name: str) -> str:
         ids = [layer.id for layer in self.model.layers if layer.op_type != "Constant"]
         if name.startswith(("re:", "glob:")):
-            plain = max(re.findall(r"[\w.]+", name.partition(":")[2]), key=len, default="")
-            near = near_names(plain, ids) if plain else ids[:3]
-            return f"Names in this model are like {', '.join(map(repr, near or ids[:3]))}."
+            return f"Names in this model are like {', '.join(map(repr, _like_pattern(name, ids)))}."
         writer = self.model.producers.get(name)
         if writer is not None:
             return f"It is a tensor; the node that writes it is {writer.id!r}."
         return did_you_mean(name, ids, "Layers") or f"Names in this model are like {ids[0]!r}."
+
+
+def _like_pattern(pattern: str, ids: Sequence[str]) -> Sequence[str]:
+    """Names that hold the pattern's longest word, or the word most like it; the first names otherwise."""
+    word = max(re.findall(r"\w+", pattern.partition(":")[2]), key=len, default="")
+    vocabulary = dict.fromkeys(part for name in ids for part in re.findall(r"\w+", name))
+    like = near_names(word, vocabulary, 1) if word else []
+    return [name for name in ids if like and like[0] in name][:3] or ids[:3]
 
 
 def _pattern(match: str) -> Callable[[str], object]:

@@ -83,6 +83,12 @@ def test_products_of_two_activations_are_not_merged() -> None:
     assert find_groups(model(nodes, inputs, ["a", "b"]), []) == ()
 
 
+def test_a_shared_weight_is_no_shared_input() -> None:
+    nodes = [node("MatMul", "w x", "a", "m1"), node("MatMul", "w y", "b", "m2")]
+    inputs = {name: (FLOAT, [2, 2]) for name in "xy"}
+    assert find_groups(model(nodes, inputs, ["a", "b"], {"w": weight(2, 2)}), []) == ()
+
+
 def test_cross_attention_is_cut_at_blocks() -> None:
     nodes = [node("MatMul", "x w", f"y{i}", f"m{i}") for i in range(4)]
     graph = model(nodes, {"x": (FLOAT, [2, 2])}, [f"y{i}" for i in range(4)], {"w": weight(2, 2)})

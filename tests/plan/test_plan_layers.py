@@ -89,6 +89,20 @@ def test_an_index_that_is_also_an_output_or_data_is_lowered() -> None:
     assert float_layers(shown).ids == ("scale", "tile")
 
 
+def test_scales_of_a_resize_are_no_data_unless_they_are_read_as_such() -> None:
+    nodes = [node("Mul", "x half", "s", "scale"), node("Resize", "x none s", "y", "resize", mode="nearest")]
+    constants = {"half": np.float32(0.5), "none": np.zeros(0, np.float32)}
+    assert float_layers(model(nodes, {"x": (FLOAT, [1])}, ["y"], constants)).ids == ("resize",)
+    nodes[1] = node("Resize", "s none s", "y", "resize", mode="nearest")
+    assert float_layers(model(nodes, {"x": (FLOAT, [1])}, ["y"], constants)).ids == ("scale", "resize")
+
+
+def test_a_foreign_operator_of_a_known_name_is_not_quantized_by_default() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="custom", domain="my.ops")]
+    found = float_layers(model(nodes, {"x": (FLOAT, [2, 2])}, ["y"], {"w": weight(2, 2)}))
+    assert (found.ids, found.operand) == (("custom",), frozenset())
+
+
 def test_subgraphs_and_the_models_own_quantizers_keep_their_types() -> None:
     branch = helper.make_graph(
         [node("Neg", "q", "b", "inner")], "b", [], [helper.make_tensor_value_info("b", FLOAT, None)]

@@ -103,6 +103,14 @@ UNMATCHED = [
         {"match": "glob:softmax?"},
         "pin 1 (match 'glob:softmax?') matches no layer. Names in this model are like 'softmax'.",
     ),
+    (
+        {"match": "re:/sofmax[0-9]"},
+        "pin 1 (match 're:/sofmax[0-9]') matches no layer. Names in this model are like 'softmax'.",
+    ),
+    (
+        {"match": "re:^$"},
+        "pin 1 (match 're:^$') matches no layer. Names in this model are like 'pow', 'mean', 'eps'.",
+    ),
     ({"role": "norms"}, "pin 1 (role 'norms') matches no layer. Did you mean 'norm'?"),
     (
         {"role": "conv"},
