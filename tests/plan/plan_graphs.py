@@ -30,7 +30,8 @@ def model(
         [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs],
         [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()],
     )
-    return from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]))
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("my.ops", 1)]
+    return from_proto(helper.make_model(graph, opset_imports=opsets))
 
 
 def weight(*shape: int) -> np.ndarray:
