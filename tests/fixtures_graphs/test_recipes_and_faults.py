@@ -119,7 +119,7 @@ def test_fault_is_refused_where_it_has_no_place(fault):
 
 
 @pytest.mark.parametrize(
-    ("fault", "family"), [(f, family) for f, places in PLACES.items() for family in places]
+    ("fault", "family"), [(fault, name) for fault, names in PLACES.items() for name in names]
 )
 def test_fault_leaves_fp32_sane(fault, family):
     clean = GRAPHS[family]()
