@@ -56,76 +56,82 @@ def _spelled_out(view: View, softmax: Layer) -> Attention | None:
     products = [x for x in scores.hits if view.role(x) is None]
     if not products or not values.hits:
         return None
-    guards = [x for x in values.passed if view.is_op(x, rule.values.guard)]
-    view.give([softmax, *guards], "attn_softmax")
+    middle = [softmax, *(x for x in values.passed if view.is_op(x, rule.values.guard))]
+    view.give(middle, "attn_softmax")
     view.give(products, "qk_matmul")
     view.give(values.hits, "pv_matmul")
     view.mark(scores, rule.scores)
     _give_mask(view, scores, softmax)
     carried = {softmax.outputs[0], *(name for x in values.passed for name in x.outputs)}
-    value_sides = [name for x in values.hits for name in view.data(x) if name not in carried]
     sides = (
         [x.inputs[0] for x in products],
         [x.inputs[1] for x in products],
-        value_sides,
+        [name for x in values.hits for name in view.data(x) if name not in carried],
     )
-    projections = [view.walk(names, rule.operand) for names in sides]
-    return _assemble(
-        view,
-        projections,
-        products,
-        [softmax, *guards],
-        values.hits,
-        [*scores.passed, *_operand_scales(projections)],
+    operands = [view.walk(names, rule.operand) for names in sides]
+    q, k, v = (_give_projections(view, found) for found in operands)
+    relative = _give_relative(view, softmax)
+    passed = [x for found in (scores, *operands, relative) for x in found.passed]
+    return Attention(
+        q=q,
+        k=k,
+        v=v,
+        qk=_ids([*products, *(x for x in relative.hits if view.role(x) == "qk_matmul")]),
+        scale=_ids(x for x in passed if view.role(x) == "attn_scale"),
+        mask=_ids(x for x in passed if view.role(x) == "attn_mask"),
+        softmax=_ids(middle),
+        pv=_ids(values.hits),
+        out=_give_output(view, values.hits),
     )
-
-
-def _operand_scales(projections: Iterable[Found]) -> list[Layer]:
-    return [x for found in projections for x in found.passed]
 
 
 def _fused(view: View, layer: Layer) -> Attention:
     view.give([layer], "attn_softmax")
-    operands = [[name] for name in layer.inputs[:3] if name and view.dynamic(name)]
-    projections = [view.walk(names, view.rules.attention.operand) for names in operands]
-    projections += [Found((), ())] * (3 - len(projections))
-    for name in layer.inputs[3:]:
-        if name and view.dynamic(name):
-            _mark_mask(view, [name])
-    passed = [x for found in projections for x in found.passed]
-    return _assemble(view, projections, [layer], [layer], [layer], passed)
+    _mark_mask(view, [name for name in layer.inputs[3:] if name])
+    operands = [view.walk([name], view.rules.attention.operand) for name in layer.inputs[:3]]
+    operands += [Found((), ())] * (3 - len(operands))
+    q, k, v = (_give_projections(view, found) for found in operands)
+    passed = [x for found in operands for x in found.passed]
+    scale = _ids(x for x in passed if view.role(x) == "attn_scale")
+    itself, out = (layer.id,), _give_output(view, [layer])
+    return Attention(q, k, v, qk=itself, scale=scale, mask=(), softmax=itself, pv=itself, out=out)
 
 
-def _assemble(
-    view: View,
-    projections: list[Found],
-    products: list[Layer],
-    softmax: list[Layer],
-    values: Iterable[Layer],
-    passed: list[Layer],
-) -> Attention:
-    """Give the projections their roles and note every part by id."""
+def _give_projections(view: View, found: Found) -> tuple[str, ...]:
+    """Ids of the projections that a walk from an operand found, biases included."""
+    made = [x for x in found.hits if view.role(x) in (None, "qkv_proj")]
+    view.give_with_bias(made, "qkv_proj")
+    view.mark(found, view.rules.attention.operand)
+    return tuple(i for x in made for i in _with_bias(view, x))
+
+
+def _give_relative(view: View, softmax: Layer) -> Found:
+    """Terms of the scores that come from queries or keys and constant positions."""
     rule = view.rules.attention
-    made = [[x for x in found.hits if view.role(x) in (None, "qkv_proj")] for found in projections]
-    for found, layers in zip(projections, made, strict=True):
-        view.give_with_bias(layers, "qkv_proj")
-        view.mark(found, rule.operand)
-    q, k, v = ([i for x in layers for i in _with_bias(view, x)] for layers in made)
+    found = view.walk(softmax.inputs[:1], rule.relative)
+    terms = [x for x in found.hits if view.role(x) is None and _reads_projection(view, x)]
+    if not terms:
+        return Found((), ())
+    view.give(terms, "qk_matmul")
+    view.mark(found, rule.relative)
+    return found
+
+
+def _reads_projection(view: View, layer: Layer) -> bool:
+    hits = view.walk(view.data(layer)[:1], view.rules.attention.operand).hits
+    return any(view.role(x) == "qkv_proj" for x in hits)
+
+
+def _give_output(view: View, values: Iterable[Layer]) -> tuple[str, ...]:
+    """Ids of the output projection, bias included."""
     behind = [name for x in values for name in x.outputs[:1]]
-    out = [x for x in view.walk(behind, rule.output).hits if view.role(x) is None]
+    out = [x for x in view.walk(behind, view.rules.attention.output).hits if view.role(x) is None]
     view.give_with_bias(out, "attn_out_proj")
-    marked = {role: [x.id for x in passed if view.role(x) == role] for role in ("attn_scale", "attn_mask")}
-    return Attention(
-        q=tuple(q),
-        k=tuple(k),
-        v=tuple(v),
-        qk=tuple(x.id for x in products),
-        scale=tuple(dict.fromkeys(marked["attn_scale"])),
-        mask=tuple(dict.fromkeys(marked["attn_mask"])),
-        softmax=tuple(x.id for x in softmax),
-        pv=tuple(x.id for x in values),
-        out=tuple(i for x in out for i in _with_bias(view, x)),
-    )
+    return tuple(i for x in out for i in _with_bias(view, x))
+
+
+def _ids(layers: Iterable[Layer]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(x.id for x in layers))
 
 
 def _with_bias(view: View, layer: Layer) -> list[str]:

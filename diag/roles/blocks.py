@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from diag.model.graph import Layer
 from diag.roles.attention import Attention
 from diag.roles.residual import Unit, between
 from diag.roles.view import View
+
+_LONGEST_CLOSING = 16  # layers between two units; a spelled-out norm has nine
 
 
 def number_blocks(
@@ -101,9 +102,6 @@ def _closing(view: View, unit: Unit, after: Unit, norms: Sequence[frozenset[str]
     return frozenset(layers)
 
 
-_LONGEST_CLOSING = 16  # layers; a spelled-out norm has nine
-
-
 def _last_closing(
     view: View,
     units: Sequence[Unit],
@@ -143,8 +141,3 @@ def _complete_attention(
         if number is not None:
             for name in attention.parts:
                 blocks.setdefault(name, number)
-
-
-def block_of(blocks: Mapping[str, int], layer: Layer) -> int | None:
-    """Block number of a layer, None outside every block."""
-    return blocks.get(layer.id)

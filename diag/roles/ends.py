@@ -31,13 +31,24 @@ def _sums_lookups(view: View, layer: Layer) -> bool:
 
 
 def find_origin(view: View, units: Sequence[Unit]) -> None:
-    """Input projections and position sums in front of the first residual connection."""
+    """Input projections, and sums with positions, in front of the first residual connection."""
+    after = _behind_residuals(view)
     for unit in units:
-        found = view.walk([unit.skip], view.rules.ends.origin)
-        if any(view.role(x) is not None for x in found.hits):
+        if unit.skip in after:
             continue
-        view.give_with_bias((x for x in found.hits if view.is_op(x, ("matmul",))), "embedding")
-        view.mark(found, view.rules.ends.origin)
+        entries = [x for x in view.walk([unit.skip], view.rules.ends.entry).hits if view.role(x) is None]
+        view.give_with_bias((x for x in entries if view.is_op(x, ("matmul",))), "embedding")
+        view.give_with_bias(entries, "conv")
+        view.mark(view.walk([unit.skip], view.rules.ends.origin), view.rules.ends.origin)
+
+
+def _behind_residuals(view: View) -> set[str]:
+    """Tensors that depend on a residual connection."""
+    after: set[str] = set()
+    for layer in view.layers:
+        if view.role(layer) == "residual_add" or not after.isdisjoint(layer.reads):
+            after.update(layer.outputs)
+    return after
 
 
 def find_heads(view: View) -> None:
@@ -86,8 +97,9 @@ def find_hidden(view: View) -> None:
     for layer in view.layers:
         if view.role(layer) is not None or not view.is_op(layer, ("matmul",)) or not view.is_weighted(layer):
             continue
-        behind = [layer, *view.bias_of(layer)][-1].outputs[0]
-        if any(view.is_op(x, ("nonlinear",)) for x in view.readers(behind)):
+        behind = [layer, *view.bias_of(layer)][-1].outputs
+        found = view.walk(behind, view.rules.ffn.alone).passed
+        if any(view.is_op(x, (view.rules.ffn.nonlinear,)) for x in found):
             view.give_with_bias([layer], "ffn_up")
 
 

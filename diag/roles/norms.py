@@ -54,11 +54,15 @@ def _spelled_out(view: View, reduce: Layer) -> set[str]:
         return set()
     sources, before = _sources(view, base)
     means = _means(view, sources, reduce)
-    statistics, closing = _statistics(view, reduce, sources, means)
+    centred = _centred(view, sources, means)
+    statistics, closing = _statistics(view, reduce, sources | centred.keys(), means)
     if not closing:
         return set()
+    divided = {name for i in closing for name in view.model.layer_by_id[i].inputs}
+    before |= {i for name, i in centred.items() if name in divided}
     parts = {reduce.id, *(x.id for x in square), *before, *statistics, *closing}
     parts |= _used_means(view, parts, means)
+    parts |= _own_casts(view, sources, parts)
     for name in closing:
         output = view.model.layer_by_id[name].outputs[0]
         parts |= _joined(view, output, parts) or _affine(view, output)
@@ -102,9 +106,8 @@ def _sources(view: View, base: str) -> tuple[set[str], set[str]]:
         sources.add(layer.inputs[0])
         layer = view.producer(layer.inputs[0])
     if layer is not None and layer.op_type == "Sub" and view.dynamic(layer.inputs[1]):
-        twins = [x for x in view.readers(layer.inputs[0]) if x.op_type == "Sub" and x.inputs == layer.inputs]
-        layers.update(x.id for x in twins)
-        sources.update((layer.inputs[0], *(x.outputs[0] for x in twins)))
+        layers.add(layer.id)
+        sources.add(layer.inputs[0])
     else:
         layers = set()  # a Cast in front of an uncentred norm serves the residual stream too
     for name in tuple(sources):
@@ -129,6 +132,12 @@ def _means(view: View, sources: Iterable[str], reduce: Layer) -> set[str]:
             if inside and layer.outputs[0] not in means:
                 queue.append(layer.outputs[0])
     return means
+
+
+def _centred(view: View, sources: Iterable[str], means: set[str]) -> dict[str, str]:
+    """The data minus a mean, where that is computed (again) for the division: tensor to layer id."""
+    readers = [x for name in sources for x in view.readers(name)]
+    return {x.outputs[0]: x.id for x in readers if x.op_type == "Sub" and x.inputs[1] in means}
 
 
 def _statistics(view: View, reduce: Layer, sources: set[str], means: set[str]) -> tuple[set[str], set[str]]:
@@ -180,6 +189,12 @@ def _used_means(view: View, parts: set[str], means: set[str]) -> set[str]:
             used.add(layer.id)
             queue += [name for name in view.data(layer) if name in means]
     return used
+
+
+def _own_casts(view: View, sources: Iterable[str], parts: set[str]) -> set[str]:
+    """Casts in front of the norm that nothing else reads."""
+    casts = [x for name in sources if (x := view.producer(name)) is not None and x.op_type == "Cast"]
+    return {x.id for x in casts if parts.issuperset(r.id for r in view.readers(x.outputs[0]))}
 
 
 def _joined(view: View, output: str, parts: set[str]) -> set[str]:

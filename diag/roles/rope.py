@@ -40,7 +40,7 @@ def _turned_halves(view: View, concat: Layer) -> list[Layer]:
     straight = [view.producer(name) for name in total.inputs if name != product.outputs[0]]
     if len(straight) != 1 or straight[0] is None or straight[0].op_type != "Mul":
         return []
-    if source not in straight[0].inputs:
+    if source not in map(view.before_casts, straight[0].inputs):
         return []
     return [*parts, concat, *between, product, straight[0], total]
 
@@ -51,7 +51,7 @@ def _part(view: View, name: str) -> tuple[str, list[Layer]] | None:
     while (layer := view.producer(name)) is not None:
         layers.append(layer)
         if layer.op_type in ("Slice", "Split", "Gather"):
-            return layer.inputs[0], layers
+            return view.before_casts(layer.inputs[0]), layers
         if layer.op_type not in ("Neg", "Unsqueeze", "Squeeze", "Cast"):
             return None
         name = layer.inputs[0]

@@ -47,7 +47,9 @@ class WalkRule(_Rule):
     through: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
     guard: tuple[str, ...] = ()
+    grouped: bool = False
     roles: tuple[str, ...] = ()
+    biased: tuple[str, ...] = ()
     until: Literal["product", "weighted", "wave"] | None = None
     mark: dict[str, str] = Field(default_factory=dict)
 
@@ -70,6 +72,7 @@ class AttentionRule(_Rule):
     anchor: tuple[str, ...]
     values: WalkRule
     scores: WalkRule
+    relative: WalkRule
     operand: WalkRule
     output: WalkRule
     mask: WalkRule
@@ -77,6 +80,7 @@ class AttentionRule(_Rule):
 
 class FfnRule(_Rule):
     hidden: WalkRule
+    alone: WalkRule
     contraction: str
     nonlinear: str
 
@@ -88,6 +92,7 @@ class ResidualRule(_Rule):
 
 class EndsRule(_Rule):
     origin: WalkRule
+    entry: WalkRule
     output: WalkRule
 
 

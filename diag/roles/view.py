@@ -85,7 +85,15 @@ class View:
         return self.model.producers.get(name)
 
     def readers(self, name: str) -> tuple[Layer, ...]:
-        return self.model.consumers.get(name, ())
+        """Layers that read a tensor's values; those that read its shape only are left out."""
+        found = self.model.consumers.get(name, ())
+        return tuple(x for x in found if self.dynamic(x.outputs[0]))
+
+    def before_casts(self, name: str) -> str:
+        """The tensor that `name` is a converted copy of."""
+        while (layer := self.producer(name)) is not None and layer.op_type in ("Cast", "Identity"):
+            name = layer.inputs[0]
+        return name
 
     def is_product(self, layer: Layer) -> bool:
         """A contraction whose operands both depend on the model's inputs."""
@@ -98,8 +106,8 @@ class View:
     def _dynamic_operands(self, layer: Layer) -> int:
         return sum(self.dynamic(name) for name in layer.inputs[:2])
 
-    def walk(self, start: Iterable[str], rule: WalkRule, stop: frozenset[str] = frozenset()) -> Found:
-        """Follow `rule` from the tensors `start`; layers in `stop` (ids) are not passed.
+    def walk(self, start: Iterable[str], rule: WalkRule) -> Found:
+        """Follow `rule` from the tensors `start`.
 
         Without `until`, every layer that can be passed is found. Layers off the ways to a hit are left out.
         """
@@ -116,7 +124,7 @@ class View:
                     continue
                 if self._is_hit(layer, rule):
                     hits[layer.id] = layer
-                elif layer.id not in stop and self._may_pass(layer, tensor, rule):
+                elif self._may_pass(layer, rule):
                     passed[layer.id] = layer
                     onward = self.data(layer) if back else layer.outputs
                     queue += [(name, layer.id) for name in onward if name]
@@ -136,15 +144,20 @@ class View:
             return False
         if rule.until == "wave":
             return self.is_op(layer, self.rules.rope.wave)
+        if rule.grouped and _is_grouped(layer):
+            return False
         return self.is_product(layer) if rule.until == "product" else self.is_weighted(layer)
 
-    def _may_pass(self, layer: Layer, tensor: str, rule: WalkRule) -> bool:
+    def _may_pass(self, layer: Layer, rule: WalkRule) -> bool:
         role = self.role(layer)
+        is_static = self.is_op(layer, rule.static) and len(self.data(layer)) == 1
         if role is not None:
-            return role in rule.roles
+            return role in rule.roles or (role in rule.biased and is_static)
         if self.is_op(layer, rule.through) or self.is_op(layer, rule.guard):
             return True
-        return self.is_op(layer, rule.static) and len(self.data(layer)) == 1
+        if rule.grouped and _is_grouped(layer):
+            return True
+        return is_static
 
     def mark(self, found: Found, rule: WalkRule) -> None:
         """Give the layers on the way the roles that the rule has for them."""
@@ -179,6 +192,11 @@ class View:
 def key(layer: Layer) -> str:
     """The operator as the rules write it."""
     return f"{layer.domain}:{layer.op_type}" if layer.domain else layer.op_type
+
+
+def _is_grouped(layer: Layer) -> bool:
+    groups = layer.attributes.get("group", 1)
+    return layer.op_type == "Conv" and isinstance(groups, int) and groups > 1
 
 
 def _ordered(layers: Iterable[Layer]) -> tuple[Layer, ...]:
