@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +36,12 @@ class DecisionSums:
 def measure_probabilities(reference: Float, candidate: Float) -> DecisionSums:
     """KL for arrays whose last axis is a distribution already (softmax outputs). Any shape, rank 1 or more.
 
-    Terms with reference 0 are 0; a candidate of 0 (underflow) counts as the smallest float32 subnormal.
+    Terms with reference 0 are 0; a candidate of 0 (underflow) counts as the smallest float32 subnormal; NaN
+    in the candidate gives NaN. Rows whose reference is not finite are left out.
     """
     sums = DecisionSums()
     for ref, cand in _row_blocks(reference, candidate):
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(invalid="ignore"):
             ratio = np.log(np.maximum(ref, _TINY)) - np.log(np.maximum(cand, _TINY))
         sums.kl_sum += float(np.einsum("nc,nc->", ref, ratio))
         sums.rows += len(ref)
@@ -49,30 +52,48 @@ def measure_logits(reference: Float, candidate: Float, noise: float = 0.0) -> De
     """KL of the softmax distributions, and agreement of the argmax, along the last axis.
 
     `noise` is the largest absolute difference that the reference shows against itself; a flip counts only
-    when the reference's margin (first minus second) is more than twice that.
+    when the reference's margin (first minus second) is more than twice that. Logits of -inf (masked tokens)
+    have probability 0. A row with NaN in the candidate has KL NaN and agrees with nothing; rows whose
+    reference has no softmax (NaN, +inf, or -inf throughout) are left out. KL is resolved to about 1e-7.
     """
     sums = DecisionSums()
     for ref, cand in _row_blocks(reference, candidate):
-        with np.errstate(invalid="ignore", over="ignore"):
-            log_p, log_q = _log_softmax(ref), _log_softmax(cand)
-            sums.kl_sum += float(np.einsum("nc,nc->", np.exp(log_p), log_p - log_q))
-        best = ref.argmax(axis=1)
-        same = best == cand.argmax(axis=1)
-        margin = _margin(ref)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            sums.kl_sum += _softmax_kl(ref, cand)
+            margin = _margin(ref)
+        best, found = ref.argmax(axis=1), cand.argmax(axis=1)  # argmax finds the first NaN, if there is one
+        same = (best == found) & ~np.isnan(cand[np.arange(len(cand)), found])
         sums.rows += len(ref)
         sums.same_top1 += int(np.count_nonzero(same))
         sums.flips += int(np.count_nonzero(~same & (margin > 2 * noise)))
     return sums
 
 
+def _softmax_kl(ref: Float, cand: Float) -> float:
+    """Sum over rows; never negative, as rounding alone would make it for equal rows."""
+    log_p, log_q = _log_softmax(ref), _log_softmax(cand)
+    p = np.exp(log_p)
+    total = float(np.einsum("nc,nc->", p, log_p - log_q))
+    if math.isnan(total):  # 0 times infinity: a token without probability counts nothing, unless cand is NaN
+        difference = np.where((p == 0) & ~np.isnan(log_q), np.float32(0), log_p - log_q)
+        total = float(np.einsum("nc,nc->", p, difference))
+    return total if math.isnan(total) else max(total, 0.0)
+
+
 _TINY = np.float32(1e-45)
 
 
-def _row_blocks(reference: Float, candidate: Float) -> list[tuple[Float, Float]]:
+def _row_blocks(reference: Float, candidate: Float) -> Iterator[tuple[Float, Float]]:
+    """Rows in blocks; those whose reference is no distribution (its largest value not finite) left out."""
+    if reference.size == 0:
+        return
     ref = reference.reshape(-1, reference.shape[-1])
     cand = candidate.reshape(ref.shape)
     step = max(_ROWS, (1 << 16) // ref.shape[1])
-    return [(ref[i : i + step], cand[i : i + step]) for i in range(0, len(ref), step)]
+    for start in range(0, len(ref), step):
+        rows, others = ref[start : start + step], cand[start : start + step]
+        kept = np.isfinite(rows.max(axis=1))
+        yield (rows, others) if kept.all() else (rows[kept], others[kept])
 
 
 def _log_softmax(rows: Float) -> Float:
@@ -85,4 +106,4 @@ def _margin(rows: Float) -> Float:
     if rows.shape[1] < 2:
         return np.full(len(rows), np.inf, np.float32)
     top = np.partition(rows, rows.shape[1] - 2, axis=1)[:, -2:]
-    return np.abs(top[:, 1] - top[:, 0])
+    return np.asarray(np.abs(top[:, 1] - top[:, 0]))

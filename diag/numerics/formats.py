@@ -27,7 +27,7 @@ class Format:
 
 
 def _float(name: str, dtype: Any, quantized: bool = False) -> Format:
-    info = ml_dtypes.finfo(np.dtype(dtype))
+    info = ml_dtypes.finfo(np.dtype(dtype))  # type: ignore[no-untyped-call]
     return Format(name, np.dtype(dtype), float(info.max), float(info.eps) / 2, quantized)
 
 
@@ -62,10 +62,10 @@ def clamp_to(values: Float, fmt: Format) -> Float:
 def symmetric_scale(absmax: NDArray[np.floating], fmt: Format) -> Float:
     """Scale of one quantization step, `absmax / max code`, float32; at least the smallest normal float32.
 
-    A tensor or channel that is zero everywhere gets scale 1 / max code (any scale represents it; TensorRT
-    refuses a zero scale).
+    A tensor or channel that is zero everywhere (or NaN) gets scale 1 / max code: any scale represents it, and
+    TensorRT refuses a zero scale. Infinity counts as the largest float32, so that the scale is finite.
     """
-    absmax = np.asarray(absmax, np.float64)
+    absmax = np.minimum(np.asarray(absmax, np.float64), np.finfo(np.float32).max)
     scale = np.where(absmax > 0, absmax, 1.0) / fmt.max
     return np.maximum(scale, np.finfo(np.float32).tiny).astype(np.float32)
 
@@ -73,14 +73,15 @@ def symmetric_scale(absmax: NDArray[np.floating], fmt: Format) -> Float:
 def quantize(values: Float, scale: Float, fmt: Format, axis: int | None = None) -> NDArray[np.generic]:
     """Codes `round(values / scale)`, ties to even, saturated (int8: -128..127), as ONNX defines it.
 
-    `scale` is a scalar, or one value for each index of `axis`.
+    `scale` is a scalar, or one value for each index of `axis`. Infinity saturates; NaN stays NaN in FP8 and
+    becomes 0 in an integer format, which has no code for it.
     """
-    scaled = values / _along(scale, values.ndim, axis)
+    with np.errstate(over="ignore"):  # a quotient beyond float32 saturates like any other
+        scaled = values / _along(scale, values.ndim, axis)
     if fmt.unit_roundoff:
-        codes = clamp_to(scaled, fmt)
-    else:
-        codes = np.clip(np.rint(scaled), -fmt.max - 1, fmt.max)
-    return np.asarray(codes, fmt.dtype)
+        return clamp_to(scaled, fmt).astype(fmt.dtype)
+    codes = np.clip(np.rint(scaled), -fmt.max - 1, fmt.max)
+    return np.where(np.isnan(codes), np.float32(0), codes).astype(fmt.dtype)
 
 
 def dequantize(codes: NDArray[np.generic], scale: Float, axis: int | None = None) -> Float:

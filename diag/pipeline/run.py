@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from diag.compare.comparison import Comparison, Observed
+from diag.engines.onnxruntime import Array
 from diag.engines.slices import Observation, SlicedRun
 from diag.feeds import Feeds
 from diag.progress import Progress
 
 _SAVE_EVERY_S = 10.0
+_WORKERS = os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,11 @@ def run_batches(
     progress.start("comparing layers", len(feeds))
     progress.advance(done)
     saved = time.monotonic()
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(_WORKERS) as pool:
         for number, batch in enumerate(feeds):
             if number < done:
                 continue
-            for observations in run.run(batch):
-                _observe(pool, comparison, number, observations)
+            _compare_batch(pool, run, batch, number, comparison)
             comparison.batches = number + 1
             comparison.samples += batch_size(batch)
             progress.advance()
@@ -54,17 +55,25 @@ def run_batches(
         checkpoint.path.unlink(missing_ok=True)
 
 
-def _observe(
-    pool: ThreadPoolExecutor, comparison: Comparison, batch: int, observations: Sequence[Observation]
+def _compare_batch(
+    pool: Executor, run: SlicedRun, batch: Mapping[str, Array], number: int, comparison: Comparison
 ) -> None:
-    """Measure one slice's tensors on all cores; NumPy releases the interpreter while it works."""
-    workers = os.cpu_count() or 1
+    """While one slice runs, those of the slice before are measured (NumPy lets other threads run)."""
 
-    def work(share: Sequence[Observation]) -> None:
+    def measure(share: Sequence[Observation]) -> None:
         for seen in share:
-            comparison.observe(batch, Observed(seen.watch.tensor, seen.reference, seen.emulated, seen.local))
+            comparison.observe(number, Observed(seen.watch.tensor, seen.reference, seen.emulated, seen.local))
 
-    list(pool.map(work, [observations[i::workers] for i in range(workers)]))
+    measuring: list[Future[None]] = []
+    for observations in run.run(batch):
+        _finish(measuring)
+        measuring = [pool.submit(measure, observations[i::_WORKERS]) for i in range(_WORKERS)]
+    _finish(measuring)
+
+
+def _finish(measuring: Sequence[Future[None]]) -> None:
+    for future in measuring:
+        future.result()
 
 
 def batch_size(batch: Mapping[str, object]) -> int:
