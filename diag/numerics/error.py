@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +17,17 @@ MASK_LIKE = 1e30
 _BLOCK_ELEMENTS = 1 << 16
 """Elements handled at a time, so that temporaries stay in the processor's cache."""
 
-_SAFE = 1e15
-"""Above this a square may overflow float32, below its inverse underflow; such blocks go through float64."""
+_ONES = np.ones(2 * _BLOCK_ELEMENTS, np.float32)
+"""A sum is a product with these: a third of the time of a sum."""
+
+_SAFE_TOP, _SAFE_BOTTOM = 1e15, 1e-12
+"""Beyond these a square may overflow or underflow float32; such blocks go through float64."""
+
+_NEARLY_GONE = 0.1
+"""Where the largest error is within this share of the largest reference, the candidate may have vanished, and
+its energy is a small difference of large sums; such blocks go through float64 too."""
+
+_Block = tuple[slice, slice, slice]
 
 
 @dataclass(slots=True)
@@ -34,8 +44,11 @@ class ErrorSums:
     error_sum: float = 0.0
     elements: int = 0
     nonfinite: int = 0
-    """Candidate elements that are NaN or infinite where the reference is finite."""
+    """Candidate elements that are NaN or infinite where the reference is finite; the infinity that a
+    `MASK_LIKE` reference stands for is none of them."""
     nonfinite_reference: int = 0
+    masked: int = 0
+    """Other elements that enter no sum because the reference is `MASK_LIKE`."""
     zero_collapsed_rows: int = 0
     max_abs: float = 0.0
     max_abs_index: int = -1
@@ -44,12 +57,15 @@ class ErrorSums:
 
     def add(self, other: ErrorSums) -> None:
         """Take in the sums of other data of the same tensor."""
+        if other.elements == 0:
+            return
         self._add_channels(other)
         self.cross += other.cross
         self.error_sum += other.error_sum
         self.elements += other.elements
         self.nonfinite += other.nonfinite
         self.nonfinite_reference += other.nonfinite_reference
+        self.masked += other.masked
         self.zero_collapsed_rows += other.zero_collapsed_rows
         self.reference_absmax = max(self.reference_absmax, other.reference_absmax)
         if other.max_abs > self.max_abs or self.max_abs_index < 0:
@@ -85,14 +101,30 @@ def measure(reference: Float, candidate: Float, axis: int | None) -> ErrorSums:
         return sums
     sums.zero_collapsed_rows = zero_collapsed_rows(reference, candidate)
     ref3, cand3 = _as_blocks(reference, axis), _as_blocks(candidate, axis)
-    outer, channels, inner = ref3.shape
+    channels = ref3.shape[1]
     sums.reference_square, sums.error_square = np.zeros(channels), np.zeros(channels)
-    step = max(1, _BLOCK_ELEMENTS // (channels * inner))
-    for start in range(0, outer, step):
-        _measure_block(
-            sums, ref3[start : start + step], cand3[start : start + step], start * channels * inner
-        )
+    for block, offset in _blocks(ref3.shape):
+        _measure_block(sums, ref3[block], cand3[block], block[1], offset)
     return sums
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[_Block, int]]:
+    """Contiguous parts of an (outer, channel, inner) array, each with the flat index of its first element."""
+    outer, channels, inner = shape
+    outer_step = _step(outer, channels * inner)
+    channel_step = channels if channels * inner <= _BLOCK_ELEMENTS else _step(channels, inner)
+    inner_step = inner if inner <= _BLOCK_ELEMENTS else _step(inner, 1)
+    for n in range(0, outer, outer_step):
+        for c in range(0, channels, channel_step):
+            for i in range(0, inner, inner_step):
+                block = slice(n, n + outer_step), slice(c, c + channel_step), slice(i, i + inner_step)
+                yield block, (n * channels + c) * inner + i
+
+
+def _step(count: int, size: int) -> int:
+    """How many of `count` items of `size` elements make a block, so that the blocks are about equal."""
+    blocks = min(count, -(-count * size // _BLOCK_ELEMENTS))
+    return -(-count // blocks)
 
 
 def _as_blocks(array: Float, axis: int | None) -> Float:
@@ -107,28 +139,45 @@ def _as_blocks(array: Float, axis: int | None) -> Float:
     )
 
 
-def _measure_block(sums: ErrorSums, ref: Float, cand: Float, offset: int) -> None:
+def _measure_block(sums: ErrorSums, ref: Float, cand: Float, channels: slice, offset: int) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
         top, bottom = float(ref.max()), float(ref.min())
         error = cand - ref
         error_top, error_bottom = float(error.max()), float(error.min())
     if not _plain(top, bottom, error_top, error_bottom):
-        ref, error = _finite_only(sums, ref, cand)
+        ref, cand = _finite_only(sums, ref, cand)
+        error = cand - ref
         top, bottom = float(ref.max()), float(ref.min())
         error_top, error_bottom = float(error.max()), float(error.min())
-    sums.reference_absmax = max(sums.reference_absmax, top, -bottom)
-    worst = max(error_top, -error_bottom)
+    largest, worst = max(top, -bottom), max(error_top, -error_bottom)
+    sums.reference_absmax = max(sums.reference_absmax, largest)
     if worst > sums.max_abs or sums.max_abs_index < 0:
         sums.max_abs = worst
         sums.max_abs_index = offset + int(error.argmax() if error_top >= -error_bottom else error.argmin())
-    if not 1 / _SAFE < max(top, -bottom) < _SAFE or worst > _SAFE:
-        ref, error = ref.astype(np.float64), error.astype(np.float64)
-    sums.reference_square += _channel_dot(ref, ref)
+    if _needs_double(largest, worst):
+        _add_sums(sums, ref.astype(np.float64), cand.astype(np.float64) - ref, channels, worst)
+    else:
+        _add_sums(sums, ref, error, channels, worst)
+
+
+def _needs_double(largest: float, worst: float) -> bool:
+    """Whether float32 sums of squares would overflow, underflow, or cancel; given the largest magnitudes."""
+    if largest == 0 and worst == 0:
+        return False
+    if not _SAFE_BOTTOM < largest < _SAFE_TOP or abs(worst - largest) <= _NEARLY_GONE * largest:
+        return True
+    return worst > _SAFE_TOP or 0 < worst < _SAFE_BOTTOM
+
+
+def _add_sums(
+    sums: ErrorSums, ref: Float | Double, error: Float | Double, channels: slice, worst: float
+) -> None:
+    sums.reference_square[channels] += _channel_dot(ref, ref)
     if worst > 0:
-        sums.error_square += _channel_dot(error, error)
+        sums.error_square[channels] += _channel_dot(error, error)
         flat = error.reshape(-1)
         sums.cross += float(np.dot(ref.reshape(-1), flat))
-        sums.error_sum += float(flat.sum())
+        sums.error_sum += float(np.dot(flat, _ONES[: flat.size]))
 
 
 def _plain(top: float, bottom: float, error_top: float, error_bottom: float) -> bool:
@@ -137,18 +186,19 @@ def _plain(top: float, bottom: float, error_top: float, error_bottom: float) -> 
 
 
 def _finite_only(sums: ErrorSums, ref: Float, cand: Float) -> tuple[Float, Float]:
-    """Reference and error with every element that cannot be compared set to zero, and counted."""
+    """Reference and candidate with every element that cannot be compared set to zero, and counted."""
     ref_finite, cand_finite = np.isfinite(ref), np.isfinite(cand)
+    masked = ref_finite & (np.abs(ref) >= MASK_LIKE)
+    agreed = masked & np.isinf(cand) & (np.signbit(ref) == np.signbit(cand))
+    broken = ref_finite & ~cand_finite & ~agreed
     sums.nonfinite_reference += int(ref.size - np.count_nonzero(ref_finite))
-    with np.errstate(invalid="ignore"):
-        real = ref_finite & (np.abs(ref) < MASK_LIKE)
-    sums.nonfinite += int(np.count_nonzero(real & ~cand_finite))
-    usable = real & cand_finite
-    ref = np.where(usable, ref, np.float32(0))
-    return ref, np.where(usable, cand, np.float32(0)) - ref
+    sums.nonfinite += int(np.count_nonzero(broken))
+    sums.masked += int(np.count_nonzero(masked & ~broken))
+    usable = ref_finite & cand_finite & ~masked
+    return np.where(usable, ref, np.float32(0)), np.where(usable, cand, np.float32(0))
 
 
-def _channel_dot(a: Float, b: Float) -> Double:
+def _channel_dot(a: Float | Double, b: Float | Double) -> Double:
     if a.shape[2] == 1:
         flat = np.einsum("nc,nc->c", a[:, :, 0], b[:, :, 0])
         return np.asarray(flat, np.float64)

@@ -44,7 +44,7 @@ def error_metrics(sums: ErrorSums) -> dict[str, float]:
     """
     signal, noise = float(sums.reference_square.sum()), float(sums.error_square.sum())
     broken = sums.nonfinite > 0
-    compared = max(sums.elements - sums.nonfinite - sums.nonfinite_reference, 1)
+    compared = max(sums.elements - sums.nonfinite - sums.nonfinite_reference - sums.masked, 1)
     return {
         "sqnr_db": sqnr_db(sums),
         "rel_l2": math.inf if broken else _ratio(math.sqrt(noise), math.sqrt(signal)),
