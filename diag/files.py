@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from diag.errors import OutputError
@@ -25,7 +25,8 @@ def replacing(path: Path) -> Iterator[Path]:
             "Check the folder and the free space.",
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made, it cannot be removed
+            partial.unlink()
 
 
 def write_text(text: str, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
@@ -15,19 +16,28 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from diag.errors import ModelError
 from diag.model.graph import subgraphs
 
-_PACKED = {TensorProto.INT4, TensorProto.UINT4, getattr(TensorProto, "FLOAT4E2M1", -1)}  # two values a byte
+_PACKED_BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
+_PACKED = {
+    getattr(TensorProto, name): bits for name, bits in _PACKED_BITS.items() if hasattr(TensorProto, name)
+}
 
 
 def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
     """Initializers and tensor attributes of a graph and of its subgraphs."""
     yield from graph.initializer
+    sparse = list(graph.sparse_initializer)
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
+            sparse += [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+            sparse += attribute.sparse_tensors
         for inner in subgraphs(node):
             yield from all_tensors(inner)
+    for tensor in sparse:
+        yield tensor.values
+        yield tensor.indices
 
 
 def external_file(tensor: TensorProto, folder: Path) -> Path:
@@ -36,8 +46,8 @@ def external_file(tensor: TensorProto, folder: Path) -> Path:
     Raises ModelError when the path is absolute, leaves `folder` (also through a link), or does not exist.
     """
     location = next((e.value for e in tensor.external_data if e.key == "location"), "")
-    path = (folder / location).resolve()
-    if not location or Path(location).is_absolute() or not path.is_relative_to(folder.resolve()):
+    path = _resolved(folder, location)
+    if path is None:
         raise ModelError(
             f"tensor {tensor.name!r} keeps its values in {location!r}, outside the model's folder",
             "Such a model is refused; save it again with its data beside it.",
@@ -50,12 +60,29 @@ def external_file(tensor: TensorProto, folder: Path) -> Path:
     return path
 
 
+def _resolved(folder: Path, location: str) -> Path | None:
+    """Where `location` leads, None when that is not inside `folder`."""
+    if not location or Path(location).is_absolute():
+        return None
+    try:
+        path = (folder / location).resolve()
+        path.is_file()  # fails for names that no file can have
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return path if path.is_relative_to(folder.resolve()) else None
+
+
 def external_range(tensor: TensorProto, path: Path) -> tuple[int, int]:
     """Offset and length in bytes of an external tensor. Raises ModelError when the file is too short."""
     entries = {e.key: e.value for e in tensor.external_data}
-    offset = int(entries.get("offset", 0) or 0)
-    length = int(entries.get("length", 0) or 0) or tensor_nbytes(tensor)
-    if offset < 0 or offset + length > path.stat().st_size:
+    try:
+        offset = int(entries.get("offset", 0) or 0)
+        length = int(entries.get("length", 0) or 0) or tensor_nbytes(tensor)
+    except ValueError as error:
+        raise _damaged(f"tensor {tensor.name!r} has an offset or length that is no number") from error
+    if offset < 0 or length < 0:
+        raise _damaged(f"tensor {tensor.name!r} has a negative offset or length")
+    if offset + length > path.stat().st_size:
         raise ModelError(
             f"external data file {path.name!r} ends before tensor {tensor.name!r}",
             "The file is truncated or belongs to another model; copy it again.",
@@ -64,11 +91,31 @@ def external_range(tensor: TensorProto, path: Path) -> tuple[int, int]:
 
 
 def tensor_nbytes(tensor: TensorProto) -> int:
-    """Bytes that a tensor's values take on disk."""
-    count = int(np.prod(list(tensor.dims), dtype=np.int64)) if tensor.dims else 1
+    """Bytes that a tensor's values take on disk. Raises ModelError for unknown types and negative shapes."""
+    if any(size < 0 for size in tensor.dims):
+        raise _damaged(f"tensor {tensor.name!r} has the negative shape {tuple(tensor.dims)}")
+    count = math.prod(tensor.dims)
     if tensor.data_type in _PACKED:
-        return (count + 1) // 2
-    return count * int(tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+        return -(-count * _PACKED[tensor.data_type] // 8)
+    try:
+        return count * int(tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    except KeyError as error:
+        raise _damaged(f"tensor {tensor.name!r} has the unknown element type {tensor.data_type}") from error
+
+
+def _damaged(problem: str) -> ModelError:
+    return ModelError(problem, "The model is damaged; export it again.")
+
+
+def check_inline(tensor: TensorProto) -> None:
+    """Whether a tensor's own bytes fit its shape. Raises ModelError."""
+    if tensor.HasField("raw_data") and len(tensor.raw_data) != tensor_nbytes(tensor):
+        raise _misfit(tensor, len(tensor.raw_data))
+
+
+def _misfit(tensor: TensorProto, length: int) -> ModelError:
+    needed = tensor_nbytes(tensor)
+    return _damaged(f"tensor {tensor.name!r} holds {length} bytes where its shape needs {needed}")
 
 
 class FileMaps:
@@ -78,10 +125,15 @@ class FileMaps:
         self._maps: dict[Path, mmap] = {}
 
     def open(self, path: Path) -> mmap:
-        """The whole file, read-only. Raises OSError; ValueError when it is empty."""
+        """The whole file, read-only. Raises ModelError when it is empty or cannot be read."""
         if path not in self._maps:
-            with path.open("rb") as stream:
-                self._maps[path] = mmap(stream.fileno(), 0, access=ACCESS_READ)
+            try:
+                with path.open("rb") as stream:
+                    self._maps[path] = mmap(stream.fileno(), 0, access=ACCESS_READ)
+            except ValueError as error:
+                raise ModelError(f"{str(path)!r} is empty", "Export or copy it again.") from error
+            except OSError as error:
+                raise ModelError(f"{str(path)!r} cannot be read: {error.strerror}") from error
         return self._maps[path]
 
 
@@ -100,16 +152,22 @@ def map_external(tensor: TensorProto, folder: Path, maps: FileMaps) -> NDArray[n
     return as_array(tensor, maps.open(path), offset, length)
 
 
+def take_in(tensor: TensorProto, folder: Path, maps: FileMaps) -> None:
+    """Make an external tensor hold its values itself."""
+    path = external_file(tensor, folder)
+    offset, length = external_range(tensor, path)
+    tensor.raw_data = maps.open(path)[offset : offset + length] if length else b""
+    del tensor.external_data[:]
+    tensor.ClearField("data_location")
+
+
 def as_array(tensor: TensorProto, data: mmap, offset: int, length: int) -> NDArray[np.generic]:
     """A tensor's values in a mapped file (packed 4-bit types are unpacked in memory).
 
     Raises ModelError when the bytes do not fit the tensor's shape.
     """
-    if length != tensor_nbytes(tensor):
-        raise ModelError(
-            f"tensor {tensor.name!r} holds {length} bytes where its shape needs {tensor_nbytes(tensor)}",
-            "The model is damaged; export it again.",
-        )
+    if length != tensor_nbytes(tensor) or tensor.data_type == TensorProto.STRING:
+        raise _misfit(tensor, length)
     if tensor.data_type in _PACKED:
         loaded = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
         loaded.raw_data = data[offset : offset + length]

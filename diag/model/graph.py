@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
 
+from diag.errors import ModelError
 from diag.model.source import Source, source_of
 
 FLOAT_TYPES = frozenset(
@@ -136,22 +137,29 @@ class _Constants(dict[str, NDArray[np.generic]]):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self._model = model
-        self._nodes = {n.output[0]: n for n in model.proto.graph.node if n.op_type == "Constant"}
+        nodes = model.proto.graph.node
+        self._nodes = {n.output[0]: n for n in nodes if n.op_type == "Constant" and n.output}
 
     def __contains__(self, name: object) -> bool:
         return name in self._nodes or name in self._model.initializers
 
     def __missing__(self, name: str) -> NDArray[np.generic]:
-        if name in self._model.weights:
-            value = self._model.weights[name]
-        elif name in self._model.initializers:
-            value = numpy_helper.to_array(self._model.initializers[name])
-        elif name in self._nodes:
-            value = constant_node_value(self._nodes[name])
-        else:
+        if name not in self:
             raise KeyError(name)
-        self[name] = value
+        try:
+            self[name] = value = self._decoded(name)
+        except (ValueError, TypeError, IndexError, AttributeError) as error:
+            raise ModelError(
+                f"constant {name!r} is malformed: {error}", "The model is damaged; export it again."
+            ) from error
         return value
+
+    def _decoded(self, name: str) -> NDArray[np.generic]:
+        if name in self._model.weights:
+            return self._model.weights[name]
+        if name in self._model.initializers:
+            return numpy_helper.to_array(self._model.initializers[name])
+        return constant_node_value(self._nodes[name])
 
     def get(self, name: str, default: object = None) -> NDArray[np.generic] | None:  # type: ignore[override]
         return self[name] if name in self else None  # noqa: SIM401 (get must decode, as [] does)

@@ -29,17 +29,18 @@ def load_model(path: str | Path) -> Model:
     11 to 24, or refers to external data that are missing, too short or outside the model's folder.
     """
     file = Path(path)
-    if not file.is_file():
-        raise ModelError(f"model file {str(path)!r} does not exist", "Give the path of an ONNX file.")
+    _check_is_file(file)
     maps = external.FileMaps()
-    proto, inside = _parse(file, maps)
-    _check_opset(proto, file)
-    sha256 = fingerprint(file, proto, maps)
-    weights = _detach_weights(proto, file.parent, maps)
-    weights.update(inside)
-    proto = _inline_functions(proto)
-    _name_nodes(proto)
-    return Model(str(path), proto, weights, sha256)
+    try:
+        proto, inside = _parse(file, maps)
+        _check_opset(proto, file)
+        proto = _inline_functions(proto)
+        sha256 = fingerprint(file, proto, maps)
+        weights = _detach_weights(proto, file.parent, maps)
+        weights.update(inside)
+        return _named(str(path), proto, weights, sha256)
+    except (ValueError, KeyError, IndexError, TypeError) as error:  # bad UTF-8, attributes without type
+        raise ModelError(f"{str(file)!r} is damaged: {error}", "Export or copy it again.") from error
 
 
 def from_proto(proto: ModelProto, path: str = "<memory>") -> Model:
@@ -48,10 +49,26 @@ def from_proto(proto: ModelProto, path: str = "<memory>") -> Model:
     copy.CopyFrom(proto)
     _check_opset(copy, Path(path))
     sha256 = hashlib.sha256(copy.SerializeToString(deterministic=True)).hexdigest()
-    weights = _detach_weights(copy, Path(), external.FileMaps())
     copy = _inline_functions(copy)
-    _name_nodes(copy)
-    return Model(path, copy, weights, sha256)
+    weights = _detach_weights(copy, Path(), external.FileMaps())
+    return _named(path, copy, weights, sha256)
+
+
+def _named(path: str, proto: ModelProto, weights: dict[str, NDArray[np.generic]], sha256: str) -> Model:
+    _name_nodes(proto)
+    model = Model(path, proto, weights, sha256)
+    _ = model.layers  # a node that cannot be read is found here, not later
+    return model
+
+
+def _check_is_file(file: Path) -> None:
+    try:
+        if file.is_dir():
+            raise ModelError(f"{str(file)!r} is a folder", "Give the path of the ONNX file in it.")
+        if not file.is_file():
+            raise ModelError(f"model file {str(file)!r} does not exist", "Give the path of an ONNX file.")
+    except OSError as error:
+        raise ModelError(f"{str(file)!r} cannot be read: {error.strerror}") from error
 
 
 def fingerprint(file: Path, proto: ModelProto, maps: external.FileMaps) -> str:
@@ -64,15 +81,16 @@ def fingerprint(file: Path, proto: ModelProto, maps: external.FileMaps) -> str:
         if tensor.data_location == TensorProto.EXTERNAL and not is_stub(tensor):
             beside = external.external_file(tensor, file.parent)
             offset, length = external.external_range(tensor, beside)
-            digest.update(memoryview(maps.open(beside))[offset : offset + length])
+            if length:
+                digest.update(memoryview(maps.open(beside))[offset : offset + length])
     return digest.hexdigest()
 
 
 def _parse(file: Path, maps: external.FileMaps) -> tuple[ModelProto, dict[str, NDArray[np.generic]]]:
     """The graph, with stubs for the large initializers that the file holds, and their values."""
     proto = ModelProto()
+    data = maps.open(file)
     try:
-        data = maps.open(file)
         message, found = wire.detach(data, INLINE_BYTES)
         proto.ParseFromString(message)
     except (DecodeError, ValueError) as error:
@@ -80,12 +98,14 @@ def _parse(file: Path, maps: external.FileMaps) -> tuple[ModelProto, dict[str, N
             f"{str(file)!r} is not a readable ONNX model (truncated, or another kind of file)",
             "Export or copy it again.",
         ) from error
-    except OSError as error:
-        raise ModelError(f"{str(file)!r} cannot be read: {error.strerror}") from error
     if not proto.graph.node or not proto.graph.output:
         raise ModelError(f"{str(file)!r} holds no ONNX graph", "Give the path of an exported ONNX model.")
     weights: dict[str, NDArray[np.generic]] = {}
     for tensor in proto.graph.initializer:
+        if is_stub(tensor):
+            raise ModelError(
+                f"{str(file)!r} was saved without the values of {tensor.name!r}", "Export the model again."
+            )
         if tensor.name in found:
             weights[tensor.name] = external.as_array(tensor, data, *found[tensor.name])
             make_stub(tensor)
@@ -113,33 +133,47 @@ def _inline_functions(proto: ModelProto) -> ModelProto:
 
 
 def _name_nodes(proto: ModelProto) -> None:
-    """Give each node a unique name; the same model always gets the same ones."""
-    taken: set[str] = set()
+    """Give each node a unique name; the same model always gets the same ones.
+
+    A name of the user's stays with the first node that carries it, whatever others are made up.
+    """
+    kept: set[str] = {""}
+    nameless = []
     for node in proto.graph.node:
+        if node.name in kept:
+            nameless.append(node)
+        kept.add(node.name)
+    for node in nameless:
         first_output = next((name for name in node.output if name), "")
-        name = node.name or f"{node.op_type}:{first_output}"
-        candidate, count = name, 1
-        while candidate in taken:
+        name = candidate = node.name or f"{node.op_type}:{first_output}"
+        count = 1
+        while candidate in kept:
             count += 1
             candidate = f"{name}#{count}"
         node.name = candidate
-        taken.add(candidate)
+        kept.add(candidate)
 
 
 def _detach_weights(
     proto: ModelProto, folder: Path, maps: external.FileMaps
 ) -> dict[str, NDArray[np.generic]]:
+    """Take the large initializers out of the graph; what subgraphs and attributes keep in files comes in."""
     weights: dict[str, NDArray[np.generic]] = {}
     for tensor in proto.graph.initializer:
+        if is_stub(tensor):
+            continue
         if tensor.data_location == TensorProto.EXTERNAL:
-            if is_stub(tensor):
-                continue
             weights[tensor.name] = external.map_external(tensor, folder, maps)
         elif external.tensor_nbytes(tensor) > INLINE_BYTES and tensor.data_type != TensorProto.STRING:
             weights[tensor.name] = _take_values(tensor)
         else:
             continue
         make_stub(tensor)
+    for tensor in external.all_tensors(proto.graph):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            external.check_inline(tensor)
+        elif not is_stub(tensor):
+            external.take_in(tensor, folder, maps)
     return weights
 
 

@@ -10,6 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
+from diag.errors import OutputError
 from diag.files import replacing
 from diag.model.external import all_tensors, tensor_nbytes
 
@@ -21,17 +22,22 @@ def save_model(proto: ModelProto, weights: Mapping[str, NDArray[np.generic]], pa
 
     Raises OutputError when the disk is full or the folder cannot be written; nothing partial is left.
     """
-    large = sum(array.nbytes for array in weights.values()) > PROTOBUF_LIMIT_BYTES
+    if sum(array.nbytes for array in weights.values()) <= PROTOBUF_LIMIT_BYTES:
+        with replacing(path) as partial:
+            partial.write_bytes(embedded(proto, weights).SerializeToString())
+        return
     full = ModelProto()
     full.CopyFrom(proto)
-    if large:
-        data = path.with_name(path.name + ".data")
-        with replacing(data) as partial:
-            _write_external(full, weights, partial, data.name)
-    else:
-        _embed(full, weights)
-    with replacing(path) as partial:
-        partial.write_bytes(full.SerializeToString())
+    data = path.with_name(path.name + ".data")
+    is_new = not data.exists()
+    try:  # both files are whole before either appears
+        with replacing(path) as partial, replacing(data) as partial_data:
+            _write_external(full, weights, partial_data, data.name)
+            partial.write_bytes(full.SerializeToString())
+    except OutputError:
+        if is_new:
+            data.unlink(missing_ok=True)
+        raise
 
 
 def embedded(proto: ModelProto, weights: Mapping[str, NDArray[np.generic]]) -> ModelProto:

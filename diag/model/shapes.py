@@ -38,6 +38,11 @@ def infer(
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(f"the model's shapes contradict each other: {_first_line(error)}") from error
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"the model's shapes cannot be inferred: {_first_line(error)}",
+            "The model is damaged; export it again.",
+        ) from error
     graph = inferred.graph
     known = {v.name: value_info(v) for v in (*graph.input, *graph.value_info, *graph.output)}
     for tensor in graph.initializer:

@@ -10,6 +10,9 @@ from pathlib import PurePath
 from onnx import NodeProto
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = re.compile(
+    r"[/\\](site|dist)-packages[/\\]torch[/\\]|[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ def source_of(node: NodeProto) -> Source | None:
     """Source of a node from torch's metadata (`pkg.torch.onnx.*`), None when there is none.
 
     The keys are those that torch.onnx's dynamo exporter writes (torch 2.5 and later). The stack trace's
-    last frame is the innermost: the line in the user's module that made the node.
+    last frame is the innermost; for a module of torch's own (nn.Linear) it lies in torch, and the line that
+    called the module is the user's.
     """
     meta = {entry.key: entry.value for entry in node.metadata_props}
     scopes = _strings(meta.get("pkg.torch.onnx.name_scopes", ""))
@@ -40,7 +44,8 @@ def source_of(node: NodeProto) -> Source | None:
     module = next((scope for scope in reversed(scopes[:-1]) if scope), "")
     if not module and not frames:
         return None
-    file, line = frames[-1] if frames else ("", "0")
+    users = [frame for frame in frames if not _TORCH.search(frame[0])]
+    file, line = (users or frames or [("", "0")])[-1]
     class_name = classes[-2].rsplit(".", 1)[-1] if len(classes) > 1 else ""
     return Source(module, class_name, file, int(line))
 
