@@ -20,6 +20,7 @@ from diag.model.graph import Model, TensorInfo, captured_names, constant_node_va
 from diag.model.load import INLINE_BYTES, make_stub
 from diag.numerics.formats import dequantize
 from diag.typed.surgeon import NAMESPACE
+from diag.typed.types import complete
 
 HALF_TYPES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
@@ -70,7 +71,7 @@ class Emulation:
 
 def emulate(typed: Model) -> Emulation:
     """Emulation of a typed model. Tensor names stay; what a pair of Casts would only copy is merged."""
-    builder = _Builder(typed, shapes.infer(typed))
+    builder = _Builder(typed, complete(shapes.infer(typed), typed))
     for node in typed.proto.graph.node:
         builder.visit(node)
     return builder.finish()

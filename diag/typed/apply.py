@@ -12,18 +12,21 @@ from onnx import ModelProto, TensorProto
 
 from diag.errors import ModelError, PlanError
 from diag.model import shapes
-from diag.model.graph import Model, TensorInfo
+from diag.model.graph import FLOAT_TYPES, Layer, Model, TensorInfo
 from diag.numerics.formats import FORMATS
-from diag.typed.operands import Operand, quantized_operands
+from diag.typed.operands import Operand, brings_quantizers, operand_notes, quantized_operands
 from diag.typed.passes.insert_qdq import insert_qdq
 from diag.typed.passes.lift_constants import lift_constants
 from diag.typed.passes.lower_floats import OutOfRange, lower_floats
-from diag.typed.passes.raise_opset import raise_opset
+from diag.typed.passes.raise_opset import owners, raise_opset
 from diag.typed.schemas import first_opset, op_types
 from diag.typed.surgeon import Surgery
+from diag.typed.types import complete
 
 SUPPORTED = frozenset({"fp32", "fp16", "bf16", "int8"})
 """Formats that can be applied today."""
+
+_HALF = {int(TensorProto.FLOAT16): "fp16", int(TensorProto.BFLOAT16): "bf16"}
 
 _PER_CHANNEL_QDQ_OPSET = 13
 _TYPED_SCALE_OPSET = 19
@@ -45,8 +48,11 @@ def operands_of(
     model: Model, formats: Mapping[str, str], types: Mapping[str, TensorInfo]
 ) -> tuple[Operand, ...]:
     """Operands that will carry a quantizer under `formats`; the activations among them need scales."""
-    quantized = {layer: fmt for layer, fmt in formats.items() if FORMATS[fmt].quantized}
-    return quantized_operands(model, quantized, types)
+    return quantized_operands(model, _quantized(formats), complete(types, model))
+
+
+def _quantized(formats: Mapping[str, str]) -> dict[str, str]:
+    return {layer: fmt for layer, fmt in formats.items() if FORMATS[fmt].quantized}
 
 
 def apply_formats(
@@ -67,34 +73,47 @@ def apply_formats(
         raise PlanError(
             f"format {unknown[0]!r} cannot be applied yet", f"Use one of {', '.join(sorted(SUPPORTED))}."
         )
-    types = shapes.infer(model)
+    types = complete(shapes.infer(model), model)
     operands = operands_of(model, formats, types)
-    floats, notes = _float_formats(model, formats, base)
-    proto = raise_opset(model.proto, _needed_opset(model, floats, operands))
-    surgery = Surgery.open(proto, model.weights)
+    floats, notes = _float_formats(model, formats, base, types)
+    notes += operand_notes(model, _quantized(formats), types)
+    raised = _raised(model, _needed_opset(model, floats, operands))
+    surgery = Surgery.open(raised.proto, raised.weights)
     lift_constants(surgery)
     keep = {(o.layer, o.input) for o in operands if o.weight is not None}
-    lower_floats(surgery, model, floats, types, keep, out_of_range)
+    if raised is not model:
+        types = complete(shapes.infer(raised), raised)
+    of_nodes = {name: floats[x.id] for name, x in owners(raised.proto, model).items() if x.id in floats}
+    lower_floats(surgery, raised, of_nodes, types, keep, out_of_range)
     quantized = {o.layer: formats[o.layer] for o in operands}
     insert_qdq(surgery, operands, quantized, floats, scales or {})
     result = surgery.close()
     check(result)
-    built = {layer: _built(layer, fmt, floats, quantized) for layer, fmt in formats.items()}
+    brought = {x.id for x in model.layers if brings_quantizers(model, x)}
+    quantized |= {layer: fmt for layer, fmt in _quantized(formats).items() if layer in brought}
+    built = {x.id: quantized.get(x.id) or floats.get(x.id) or own_format(x, types) for x in model.layers}
     return TypedModel(result, surgery.weights, built, tuple(notes))
 
 
-def _built(layer: str, fmt: str, floats: Mapping[str, str], quantized: Mapping[str, str]) -> str:
-    return quantized.get(layer) or floats.get(layer, "fp32")
+def _raised(model: Model, opset: int) -> Model:
+    proto = raise_opset(model.proto, opset)
+    return model if proto is model.proto else Model(model.path, proto, model.weights, model.sha256)
 
 
-def _float_formats(model: Model, formats: Mapping[str, str], base: str) -> tuple[dict[str, str], list[str]]:
+def _float_formats(
+    model: Model, formats: Mapping[str, str], base: str, types: Mapping[str, TensorInfo]
+) -> tuple[dict[str, str], list[str]]:
     """FP16 or BF16 format of each layer that has one; notes on operators that cannot compute in it."""
     wanted: dict[str, str] = {}
     refused: dict[tuple[str, str], int] = {}
+    own = 0
     for layer in model.layers:
         fmt = formats.get(layer.id, "fp32")
         fmt = base if FORMATS[fmt].quantized else fmt
         if fmt == "fp32" or model.value_dependent.isdisjoint(layer.outputs):
+            continue
+        if own_format(layer, types) != "fp32":
+            own += 1
             continue
         if layer.domain or first_opset(layer.op_type, fmt, model.opset) is None:
             refused[layer.op_type, fmt] = refused.get((layer.op_type, fmt), 0) + 1
@@ -105,7 +124,15 @@ def _float_formats(model: Model, formats: Mapping[str, str], base: str) -> tuple
         for (op, fmt), n in refused.items()
         if _computes_floats(op)
     ]
+    if own:
+        notes.append(f"{own} layer(s) keep the 16-bit floats that the model gives them")
     return wanted, notes
+
+
+def own_format(layer: Layer, types: Mapping[str, TensorInfo]) -> str:
+    """Format in which the model itself computes a layer: fp32 unless all its floats are 16 bits wide."""
+    found = {types[name].elem_type for name in (*layer.reads, *layer.outputs) if name in types} & FLOAT_TYPES
+    return _HALF[found.pop()] if len(found) == 1 and found <= _HALF.keys() else "fp32"
 
 
 def _computes_floats(op_type: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,24 +15,35 @@ _NAMES = {"fp32": _FLOAT, "fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
 
 @dataclass(frozen=True, slots=True)
 class OpTypes:
-    """Input and output positions whose type follows the layer's format; the last one repeats if variadic."""
+    """Input and output positions whose type follows the layer's format; a variadic last one repeats."""
 
     inputs: tuple[bool, ...]
     outputs: tuple[bool, ...]
-    variadic: bool
+    variadic_input: bool
+    variadic_output: bool
 
-    def follows(self, index: int) -> bool:
+    def reads(self, index: int) -> bool:
         """Whether the input at `index` takes the layer's format."""
-        if index < len(self.inputs):
-            return self.inputs[index]
-        return self.variadic and self.inputs[-1]
+        return _at(self.inputs, index, self.variadic_input)
+
+    def writes(self, index: int) -> bool:
+        """Whether the output at `index` has the layer's format."""
+        return _at(self.outputs, index, self.variadic_output)
+
+
+def _at(follows: tuple[bool, ...], index: int, variadic: bool) -> bool:
+    if index < len(follows):
+        return follows[index]
+    return variadic and follows[-1]
 
 
 @lru_cache(maxsize=4096)
 def op_types(op_type: str, domain: str, opset: int, fmt: str) -> OpTypes | None:
     """Type behaviour of an operator in a format; None when the operator cannot compute in it.
 
-    Operators of other domains, and those with subgraphs, count as computing in FP32 only.
+    Operators of other domains, and those with subgraphs, count as computing in FP32 only. An output whose
+    type no input shares (a norm's mean, random numbers) is typed by an attribute and stays as it is; but a
+    Cast's follows, because the rewrite changes what it casts to.
     """
     try:
         schema = onnx.defs.get_schema(op_type, max_inclusive_version=opset, domain=domain)
@@ -43,11 +55,18 @@ def op_types(op_type: str, domain: str, opset: int, fmt: str) -> OpTypes | None:
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     follow = {name for name, types in allowed.items() if _FLOAT in types and wanted in types}
     fixed = {name for name, types in allowed.items() if _FLOAT in types and wanted not in types}
-    outputs = tuple(o.type_str in follow for o in schema.outputs)
-    if any(o.type_str in fixed for o in schema.outputs) or not any(outputs):
+    shared = {i.type_str for i in schema.inputs}
+    if op_type == "Cast":
+        shared.update(o.type_str for o in schema.outputs)
+    outputs = tuple(o.type_str in follow & shared for o in schema.outputs)
+    if any(o.type_str in fixed & shared for o in schema.outputs) or not any(outputs):
         return None
-    variadic = bool(schema.inputs) and schema.inputs[-1].option == OpSchema.FormalParameterOption.Variadic
-    return OpTypes(tuple(i.type_str in follow for i in schema.inputs), outputs, variadic)
+    inputs = tuple(i.type_str in follow for i in schema.inputs)
+    return OpTypes(inputs, outputs, _is_variadic(schema.inputs), _is_variadic(schema.outputs))
+
+
+def _is_variadic(parameters: Sequence[OpSchema.FormalParameter]) -> bool:
+    return bool(parameters) and parameters[-1].option == OpSchema.FormalParameterOption.Variadic
 
 
 def first_opset(op_type: str, fmt: str, opset: int) -> int | None:

@@ -6,14 +6,15 @@ module paths); it is put back here, by node name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx.helper import find_min_ir_version_for
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from diag.model.load import INLINE_BYTES, make_stub
@@ -40,15 +41,24 @@ class Surgery:
     graph: Any
     weights: dict[str, NDArray[np.generic]]
     original: ModelProto
-    notes: list[str] = field(default_factory=list)
-    """What a reader of the report should know about the rewrite."""
+    taken: set[str]
+    """Names of tensors and nodes that are in use."""
 
     @classmethod
     def open(cls, proto: ModelProto, weights: Mapping[str, NDArray[np.generic]]) -> Surgery:
         """Start on a copy of `proto`; the given model is not changed."""
         copy = ModelProto()
         copy.CopyFrom(proto)
-        return cls(gs.import_onnx(copy), dict(weights), proto)
+        return cls(gs.import_onnx(copy), dict(weights), proto, set(_names(proto.graph)))
+
+    def fresh(self, name: str) -> str:
+        """`name`, or the first of `name#2`, `name#3`, ... that no tensor and no node has."""
+        candidate, count = name, 1
+        while candidate in self.taken:
+            count += 1
+            candidate = f"{name}#{count}"
+        self.taken.add(candidate)
+        return candidate
 
     def constant(self, name: str, values: NDArray[np.generic], fmt: str) -> Any:
         """A new constant; large values go to `weights`, as they do in a loaded model."""
@@ -71,6 +81,11 @@ class Surgery:
         return proto
 
 
+def inner_graphs(node: Any) -> list[Any]:
+    """Graphs in a GraphSurgeon node's attributes (branches of an If, body of a Loop or Scan)."""
+    return [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
+
+
 def substitute(tensors: Any, old: Any, new: Any) -> None:
     """Put `new` wherever `old` stands in a node's inputs or outputs (or in a graph's list of them)."""
     for index, tensor in enumerate(list(tensors)):
@@ -78,20 +93,50 @@ def substitute(tensors: Any, old: Any, new: Any) -> None:
             tensors[index] = new
 
 
+def _names(graph: GraphProto) -> Iterator[str]:
+    yield from (value.name for values in (graph.input, graph.output) for value in values)
+    yield from (tensor.name for tensor in graph.initializer)
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
+        for branch in _branches(node):
+            yield from _names(branch)
+
+
 def _raw(values: NDArray[np.generic]) -> bytes:
     return numpy_helper.from_array(np.ascontiguousarray(values)).raw_data
 
 
 def restore_metadata(source: ModelProto, target: ModelProto) -> None:
-    """Put node and model metadata of `source` back on `target`, by node name."""
-    nodes = {node.name: node for node in source.graph.node}
-    for node in target.graph.node:
-        if node.name in nodes:
-            node.doc_string = nodes[node.name].doc_string
-            del node.metadata_props[:]
-            node.metadata_props.extend(nodes[node.name].metadata_props)
-    for entry in source.metadata_props:
-        target.metadata_props.add(key=entry.key, value=entry.value)
+    """Put node, graph and model metadata of `source` back on `target`: nodes by name, in subgraphs too."""
+    _restore_graph(source.graph, target.graph)
+    _replace(target.metadata_props, source.metadata_props)
     target.producer_name, target.producer_version = source.producer_name, source.producer_version
-    target.ir_version = max(target.ir_version, source.ir_version)
-    target.graph.name = source.graph.name
+    target.domain, target.model_version = source.domain, source.model_version
+    target.doc_string = source.doc_string
+    oldest = find_min_ir_version_for(target.opset_import, ignore_unknown=True)
+    target.ir_version = max(source.ir_version, oldest)
+
+
+def _restore_graph(source: GraphProto, target: GraphProto) -> None:
+    target.name, target.doc_string = source.name, source.doc_string
+    _replace(target.metadata_props, source.metadata_props)
+    nodes = {node.name: node for node in source.node if node.name}
+    for node in target.node:
+        if node.name in nodes:
+            original = nodes[node.name]
+            node.doc_string = original.doc_string
+            _replace(node.metadata_props, original.metadata_props)
+            for inner, restored in zip(_branches(original), _branches(node), strict=False):
+                _restore_graph(inner, restored)
+
+
+def _branches(node: NodeProto) -> list[GraphProto]:
+    """The node's subgraphs in the order of their attributes' names."""
+    return [a.g for a in sorted(node.attribute, key=lambda a: a.name) if a.HasField("g")]
+
+
+def _replace(target: Any, source: Any) -> None:
+    """Make one repeated field equal to another; they may be the same object's."""
+    entries = list(source)
+    del target[:]
+    target.extend(entries)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
@@ -58,22 +59,21 @@ class _Inserter:
         pending, self._pending = self._pending, []
         return pending
 
-    def activation(self, tensor: Any, name: str, fmt: str, base: str) -> Any:
+    def activation(self, tensor: Any, measured: str, fmt: str, base: str) -> Any:
         key = (tensor.name, fmt, base)
         if key in self._done:
             return self._done[key]
-        scale = self._scales.get(name)
+        scale = self._scales.get(measured)
         if scale is None or not np.isfinite(scale) or scale <= 0:
             raise TableError(
-                f"the calibration has no usable scale for tensor {name!r} (found: {scale})",
+                f"the calibration has no usable scale for tensor {measured!r} (found: {scale})",
                 "Calibrate with data that reach it.",
             )
-        label = f"{tensor.name}/{fmt}"
+        label = self._surgery.fresh(f"{tensor.name}/{fmt}")
         parameters = self._parameters(label, np.asarray(scale, np.float32), fmt, base)
         codes = gs.Variable(label)
-        self._pending.append(
-            gs.Node("QuantizeLinear", f"{NAMESPACE}/quantize/{label}", {}, [tensor, *parameters], [codes])
-        )
+        name = self._surgery.fresh(f"{NAMESPACE}/quantize/{label}")
+        self._pending.append(gs.Node("QuantizeLinear", name, {}, [tensor, *parameters], [codes]))
         self._done[key] = self._dequantized(label, codes, parameters, {})
         return self._done[key]
 
@@ -87,6 +87,7 @@ class _Inserter:
         label = f"{operand.tensor}/{fmt}"
         if operand.channel_axis != values.ndim - 1:
             label += f"@{operand.channel_axis}"
+        label = self._surgery.fresh(label)
         codes = self._surgery.constant(
             label, quantize(values, scale, FORMATS[fmt], operand.channel_axis), fmt
         )
@@ -96,15 +97,16 @@ class _Inserter:
 
     def _parameters(self, label: str, scale: NDArray[np.float32], fmt: str, base: str) -> list[Any]:
         """Scale and zero point, the latter zero (it also says which type the codes have)."""
+        stored = storable(scale, base).astype(FORMATS[base].dtype)
         zero = np.zeros(scale.shape, FORMATS[fmt].dtype)
         return [
-            self._surgery.constant(f"{label}/scale", scale.astype(FORMATS[base].dtype), base),
-            self._surgery.constant(f"{label}/zero_point", zero, fmt),
+            self._surgery.constant(self._surgery.fresh(f"{label}/scale"), stored, base),
+            self._surgery.constant(self._surgery.fresh(f"{label}/zero_point"), zero, fmt),
         ]
 
     def _dequantized(self, label: str, codes: Any, parameters: list[Any], attrs: dict[str, int]) -> Any:
-        result = gs.Variable(f"{label}/dequantized")
-        name = f"{NAMESPACE}/dequantize/{label}"
+        result = gs.Variable(self._surgery.fresh(f"{label}/dequantized"))
+        name = self._surgery.fresh(f"{NAMESPACE}/dequantize/{label}")
         self._pending.append(gs.Node("DequantizeLinear", name, attrs, [codes, *parameters], [result]))
         return result
 
@@ -112,8 +114,11 @@ class _Inserter:
 def weight_scale(values: NDArray[np.float32], axis: int, fmt: str, base: str) -> NDArray[np.float32]:
     """One min-max scale for each channel, as it is after storing it in the base format."""
     others = tuple(i for i in range(values.ndim) if i != axis)
-    scale = symmetric_scale(np.abs(values).max(axis=others), FORMATS[fmt])
-    if base != "fp32":
-        stored = scale.astype(FORMATS[base].dtype).astype(np.float32)
-        scale = np.where(stored > 0, stored, np.finfo(np.float16).smallest_subnormal).astype(np.float32)
-    return scale
+    return storable(symmetric_scale(np.abs(values).max(axis=others), FORMATS[fmt]), base)
+
+
+def storable(scale: NDArray[np.float32], base: str) -> NDArray[np.float32]:
+    """Scales rounded to a float format, and neither 0 nor infinite there (a builder refuses both)."""
+    info = ml_dtypes.finfo(FORMATS[base].dtype)  # type: ignore[no-untyped-call]
+    bounded = np.clip(scale, np.float32(info.smallest_subnormal), np.float32(info.max))
+    return bounded.astype(FORMATS[base].dtype).astype(np.float32)

@@ -18,12 +18,12 @@ from diag.model.graph import Model, TensorInfo
 from diag.numerics.formats import FORMATS, clamp_to
 from diag.typed.operands import constant_value
 from diag.typed.schemas import op_types
-from diag.typed.surgeon import ELEM_TYPE, NAMESPACE, Surgery, substitute
+from diag.typed.surgeon import ELEM_TYPE, NAMESPACE, Surgery, inner_graphs, substitute
 
 OutOfRange = Literal["clamp", "inf"]
 
 _ANY_TYPE = frozenset({"Shape", "Size", "Cast", "CastLike"})
-"""Operators that take a float of any width as it comes."""
+"""Operators that take a float of any width as it comes, at their first input."""
 
 
 def lower_floats(
@@ -44,9 +44,10 @@ def lower_floats(
     for node in list(surgery.graph.nodes):
         fmt = formats.get(node.name, "fp32")
         lowering.visit(node, fmt, keep)
-        nodes.extend([*lowering.take_pending(), node])
+        before, after = lowering.take_pending()
+        nodes.extend([*before, node, *after])
     surgery.graph.nodes.clear()
-    surgery.graph.nodes.extend(nodes + lowering.restore_outputs())
+    surgery.graph.nodes.extend(nodes)
     lowering.settle_constants()
     return lowering.current
 
@@ -57,16 +58,20 @@ class _Lowering:
     ) -> None:
         self.surgery = surgery
         self.model = model
-        self.types = types
+        self.types = dict(types)
+        self.outputs = {tensor.name for tensor in surgery.graph.outputs}
         self.out_of_range = out_of_range
         self.opset = surgery.graph.opset
         self.current: dict[str, str] = {}
         self._casts: dict[tuple[str, str], Any] = {}
         self._constants: dict[tuple[str, str], Any] = {}
-        self._pending: list[Any] = []
+        self._before: list[Any] = []
+        self._after: list[Any] = []
 
-    def take_pending(self) -> list[Any]:
-        pending, self._pending = self._pending, []
+    def take_pending(self) -> tuple[list[Any], list[Any]]:
+        """New nodes that go before the node just visited, and those that go behind it."""
+        pending = self._before, self._after
+        self._before, self._after = [], []
         return pending
 
     def visit(self, node: Any, fmt: str, keep: Collection[tuple[str, int]]) -> None:
@@ -74,38 +79,58 @@ class _Lowering:
         if node.op == "Cast":
             self._retarget_cast(node, fmt)
             return
-        if node.op not in _ANY_TYPE:
-            for index, tensor in enumerate(node.inputs):
-                if (node.name, index) in keep or not self._is_float(tensor):
-                    continue
-                wanted = fmt if types and types.follows(index) else "fp32"
-                node.inputs[index] = self._as(tensor, wanted)
-            self._visit_subgraphs(node)
-        if types:
-            for follows, tensor in zip(types.outputs, node.outputs, strict=False):
-                if follows and self._is_float(tensor):
-                    self.current[tensor.name] = fmt
-                    tensor.dtype = None
+        for index, tensor in enumerate(node.inputs):
+            if (node.name, index) in keep or not self._is_float(tensor):
+                continue
+            if index == 0 and node.op in _ANY_TYPE:
+                continue
+            node.inputs[index] = self._as(tensor, fmt if types and types.reads(index) else "fp32")
+        self._visit_subgraphs(node)
+        for index, tensor in enumerate(list(node.outputs) if types else ()):
+            if types and types.writes(index) and self._is_float(tensor):
+                self._lowered(node, tensor, fmt)
+
+    def _lowered(self, node: Any, tensor: Any, fmt: str) -> None:
+        """Note that `tensor`, which `node` makes, is now in `fmt`."""
+        if tensor.name in self.outputs:
+            tensor = self._restored(node, tensor, fmt)
+        self.current[tensor.name] = fmt
+        tensor.dtype = None  # what the graph says of its type is no longer true
+
+    def _restored(self, node: Any, output: Any, fmt: str) -> Any:
+        """A graph output keeps its name and type: its node writes a tensor of another name, which is cast
+        back, and which the output's other readers read.
+        """
+        lowered = gs.Variable(self.surgery.fresh(f"{output.name}/{fmt}"))
+        for consumer in list(output.outputs):
+            substitute(consumer.inputs, output, lowered)
+        substitute(node.outputs, output, lowered)
+        self.types[lowered.name] = self.types[output.name]
+        self._casts[lowered.name, "fp32"] = output
+        self._after.append(self._cast(lowered, output, output.name, "fp32"))
+        return lowered
+
+    def _cast(self, source: Any, target: Any, label: str, fmt: str) -> Any:
+        name = self.surgery.fresh(f"{NAMESPACE}/cast/{label}/{fmt}")
+        return gs.Node("Cast", name, {"to": ELEM_TYPE[fmt]}, [source], [target])
 
     def _retarget_cast(self, node: Any, fmt: str) -> None:
         """A Cast to FP32 in a lowered layer casts to the layer's format instead: one rounding, not two."""
         if fmt != "fp32" and node.attrs["to"] in (ELEM_TYPE["fp32"], np.float32):
             node.attrs["to"] = ELEM_TYPE[fmt]
-            self.current[node.outputs[0].name] = fmt
-            node.outputs[0].dtype = None
+            self._lowered(node, node.outputs[0], fmt)
 
     def _visit_subgraphs(self, node: Any) -> None:
         """Branches compute in FP32: what they read from outside is cast back."""
-        for graph in node.attrs.values():
-            if isinstance(graph, gs.Graph):
-                for inner in graph.nodes:
-                    for index, tensor in enumerate(inner.inputs):
-                        if tensor.name in self.current:
-                            inner.inputs[index] = self._as(tensor, "fp32")
-                    self._visit_subgraphs(inner)
-                for index, tensor in enumerate(graph.outputs):
+        for graph in inner_graphs(node):
+            for inner in graph.nodes:
+                for index, tensor in enumerate(inner.inputs):
                     if tensor.name in self.current:
-                        graph.outputs[index] = self._as(tensor, "fp32")
+                        inner.inputs[index] = self._as(tensor, "fp32")
+                self._visit_subgraphs(inner)
+            for index, tensor in enumerate(graph.outputs):
+                if tensor.name in self.current:
+                    graph.outputs[index] = self._as(tensor, "fp32")
 
     def _is_float(self, tensor: Any) -> bool:
         info = self.types.get(tensor.name)
@@ -118,10 +143,8 @@ class _Lowering:
             return self._converted(tensor, fmt)
         key = (tensor.name, fmt)
         if key not in self._casts:
-            result = gs.Variable(f"{tensor.name}/{fmt}")
-            name = f"{NAMESPACE}/cast/{tensor.name}/{fmt}"
-            self._pending.append(gs.Node("Cast", name, {"to": ELEM_TYPE[fmt]}, [tensor], [result]))
-            self._casts[key] = result
+            self._casts[key] = gs.Variable(self.surgery.fresh(f"{tensor.name}/{fmt}"))
+            self._before.append(self._cast(tensor, self._casts[key], tensor.name, fmt))
         return self._casts[key]
 
     def _converted(self, constant: Any, fmt: str) -> Any:
@@ -130,26 +153,9 @@ class _Lowering:
             values = constant_value(self.model, constant.name)
             assert values is not None
             lowered = convert_constant(np.asarray(values, np.float32), fmt, self.out_of_range)
-            self._constants[key] = self.surgery.constant(f"{constant.name}/{fmt}", lowered, fmt)
+            name = self.surgery.fresh(f"{constant.name}/{fmt}")
+            self._constants[key] = self.surgery.constant(name, lowered, fmt)
         return self._constants[key]
-
-    def restore_outputs(self) -> list[Any]:
-        """Graph outputs keep their names and types: the lowered tensor is renamed and cast back."""
-        casts = []
-        for output in self.surgery.graph.outputs:
-            fmt = self.current.pop(output.name, None)
-            if fmt is None:
-                continue
-            lowered = gs.Variable(f"{output.name}/{fmt}")
-            producer = output.inputs[0]
-            substitute(producer.outputs, output, lowered)
-            for consumer in list(output.outputs):
-                substitute(consumer.inputs, output, lowered)
-            self.current[lowered.name] = fmt
-            output.dtype = np.float32
-            name = f"{NAMESPACE}/cast/{output.name}/fp32"
-            casts.append(gs.Node("Cast", name, {"to": ELEM_TYPE["fp32"]}, [lowered], [output]))
-        return casts
 
     def settle_constants(self) -> None:
         """A constant that is now used in one format only keeps the name that the user gave it."""
