@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from diag.cli import options
-from diag.cli.console import Bar, Output
+from diag.cli.console import Bar, Output, stdout_console
 from diag.gate.threshold import parse_threshold
 from diag.pipeline.compare import compare
 from diag.pipeline.dry_run import dry_run
@@ -80,7 +80,7 @@ def run(
         return 0
     report = with_progress(settings, quiet or as_json)
     files = [f"{out}/report.html", f"{out}/report.json"]
-    output.result(report.model_dump(by_alias=True), lambda: summary(report, files=files))
+    output.result(report.model_dump(by_alias=True), lambda: summary(report, stdout_console().width, files))
     return 1 if report.gate is not None and not report.gate.passed else 0
 
 

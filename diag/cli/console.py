@@ -22,6 +22,7 @@ from rich.progress import (
 from diag.errors import TrtdiagError
 
 INTERRUPTED = 130
+TEXT_WIDTH = 100
 
 
 class Bar:
@@ -74,7 +75,13 @@ class Output:
         if self.as_json:
             sys.stdout.write(json.dumps(value, allow_nan=False, ensure_ascii=False) + "\n")
         elif not self.quiet:
-            Console(highlight=False).print(text())
+            stdout_console().print(text())
+
+
+def stdout_console() -> Console:
+    """The terminal, or text of a fixed width where the output goes to a file."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=TEXT_WIDTH)
 
 
 def fail(error: TrtdiagError, as_json: bool) -> int:

@@ -8,7 +8,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from diag.cli import options
-from diag.cli.console import Bar, Output
+from diag.cli.console import Bar, Output, stdout_console
 from diag.pipeline.demo import Demo, run_demo
 from diag.progress import Silent
 from diag.render.text import summary
@@ -36,7 +36,7 @@ def run(
 
 def _text(demo: Demo) -> RenderableType:
     pages = [f"{folder}/report.html" for folder in demo.folders]
-    parts: list[RenderableType] = [summary(demo.quantized, files=pages[:1])]
+    parts: list[RenderableType] = [summary(demo.quantized, stdout_console().width, pages[:1])]
     if demo.mended is not None:
         parts += ["", f"With the pins it suggests ({pages[1]}):", demo.mended.verdict]
     return Group(*parts)

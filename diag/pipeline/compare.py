@@ -29,7 +29,7 @@ from diag.pipeline import findings as findings_of
 from diag.pipeline.layers import birth_infos, layer_infos, output_infos
 from diag.pipeline.prepare import Planned, calibrate, choose_plan, plan_on
 from diag.pipeline.run import Checkpoint, run_batches
-from diag.pipeline.settings import CompareSettings, bad_below_db, compare_rules
+from diag.pipeline.settings import CompareSettings, compare_rules, good_from_db
 from diag.plan.schema import Pin, plan_sha256, write_plan
 from diag.progress import Progress
 from diag.render.html import render_html
@@ -148,7 +148,7 @@ def _key(job: _Job) -> str:
 
 
 def _report(job: _Job, comparison: Comparison, watches: tuple[Watch, ...]) -> Report:
-    planned, threshold = job.planned, bad_below_db(job.settings.fail_under)
+    planned, threshold = job.planned, compare_rules().bad_sqnr_db
     model = planned.model
     layers = layer_infos(model, watches, comparison, planned.roles, job.typed.formats)
     births = birth_infos(model, watches, comparison, threshold)
@@ -166,7 +166,7 @@ def _report(job: _Job, comparison: Comparison, watches: tuple[Watch, ...]) -> Re
         births=births,
         findings=findings_of.find(evidence, reference),
     )
-    report.verdict = verdict(report, threshold)
+    report.verdict = verdict(report, good_from_db(job.settings.fail_under))
     if job.settings.fail_under:
         report.gate = evaluate(report, job.settings.fail_under)
     return report

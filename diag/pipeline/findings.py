@@ -13,7 +13,6 @@ from diag.numerics.formats import FORMATS
 from diag.report.schema import Birth, Finding, LayerInfo, Mend, PinInfo, ReferenceTrust
 
 _SQUARES = frozenset({"Pow", "Mul", "ReduceSum", "ReduceMean", "ReduceL2", "ReduceSumSquare"})
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -139,9 +138,7 @@ def _sensitive(evidence: Evidence) -> list[Finding]:
             severity="warning",
             layers=[layer.name for layer in bad],
             title=f"{len(bad)} layer(s) fall below {evidence.threshold_db:g} dB by themselves ({names})",
-            evidence={
-                f"local_sqnr_db of {layer.name}": layer.local["sqnr_db"] for layer in bad[:_MOST_NAMED]
-            },
+            evidence={"layers": len(bad), "local_sqnr_db": bad[0].local["sqnr_db"], "worst": bad[0].name},
             mend=Mend(
                 text=f"Try them in {fmt.upper()}; a small local error elsewhere can still add up.",
                 pins=[_pin(layer, fmt, f"local SQNR {layer.local['sqnr_db']:.1f} dB") for layer in bad],

@@ -48,7 +48,7 @@ def compare_rules() -> CompareRules:
     return CompareRules.model_validate(yaml.safe_load(text))
 
 
-def bad_below_db(fail_under: tuple[Threshold, ...]) -> float:
-    """SQNR under which a tensor is bad: the strictest that the user demands, else the rules'."""
+def good_from_db(fail_under: tuple[Threshold, ...]) -> float:
+    """SQNR from which an output is good: the strictest that the user demands, else the rules'."""
     asked = [t.bound for t in fail_under if t.metric == "sqnr_db" and t.op in (">", ">=")]
     return max(asked, default=compare_rules().bad_sqnr_db)

@@ -40,7 +40,7 @@ def summary(report: Report, console_width: int = 100, files: Sequence[str] = ())
     parts: list[RenderableType] = [*_verdict(report, console_width), _ran(report, console_width)]
     for section in (_outputs, _worst_layers, _begins):
         parts += ["", *section(report, console_width)]
-    parts += [_line(f"Next: {step}", console_width) for step in next_steps(report, files)]
+    parts += [Text(f"Next: {step}") for step in next_steps(report, files)]
     if files:
         parts.append(_line(f"Files: {'  '.join(files)}", console_width * 2))
     return Group(*parts)
@@ -168,16 +168,21 @@ def _worst_layers(report: Report, width: int) -> list[RenderableType]:
         return [_line("No layer could be compared.", width)]
     table = _table()
     table.add_column("Worst layers" + (" by local error" if layers[0].local else ""), no_wrap=True)
-    table.add_column("Role", no_wrap=True)
+    table.add_column("Role, block", no_wrap=True)
     table.add_column("Format", no_wrap=True)
     table.add_column("Local, dB", justify="right", no_wrap=True)
     table.add_column("Accumulated, dB", justify="right", no_wrap=True)
     for layer in layers:
         values = [_metric("sqnr_db", sqnr_of(metrics)) for metrics in (layer.local, layer.accumulated)]
         table.add_row(
-            Text(cut(layer.name, width - 56)), Text(cut(layer.role, 15)), Text(layer.format), *values
+            Text(cut(layer.name, width - 56)), Text(cut(_part(layer), 18)), Text(layer.format), *values
         )
     return [table]
+
+
+def _part(layer: LayerInfo) -> str:
+    """Role and block, which tell more of a layer than its cut name."""
+    return layer.role if layer.block is None else f"{layer.role} {layer.block}"
 
 
 def _begins(report: Report, width: int) -> list[RenderableType]:
