@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from diag.engines.emulation import Emulation, emulate, rename, rounding, stub
 from diag.model.graph import Layer, Model, TensorInfo, captured_names
-from diag.typed.passes.raise_opset import raise_opset
+from diag.typed.passes.raise_opset import owners, raise_opset
 
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Dropout"})
 """Operators that hand on the values of their first input: their error is its error."""
@@ -74,6 +74,7 @@ class _Pairing:
         self.types = types
         opset = next(o.version for o in emulation.proto.opset_import if o.domain in ("", "ai.onnx"))
         self.reference = raise_opset(model.proto, opset)
+        self.reference_nodes = {node.name: node for node in self.reference.graph.node}
         self.emulated_nodes = {node.name: node for node in emulation.proto.graph.node}
         self.emulated_producer = {n: node for node in emulation.proto.graph.node for n in node.output if n}
         self.originals = {name for layer in model.layers for name in layer.outputs if name}
@@ -104,13 +105,14 @@ class _Pairing:
 
     def _adopt_constants(self) -> None:
         """Take over the emulation's initializers; those that equal the reference's are shared."""
-        own = self.model.initializers
+        own = {tensor.name: tensor for tensor in self.reference.graph.initializer}
+        taken = own.keys() | {name for node in self.reference.graph.node for name in node.output}
         for tensor in self.emulation.proto.graph.initializer:
             name = tensor.name
             weight = self.emulation.weights.get(name)
             if name in own and (weight is self.model.weights.get(name) and tensor == own[name]):
                 continue
-            merged = f"emulated/{name}" if name in own or name in self.originals else name
+            merged = f"emulated/{name}" if name in taken else name
             self.constants[name] = merged
             if weight is None:
                 copy = TensorProto()
@@ -122,17 +124,14 @@ class _Pairing:
             self.header.graph.initializer.append(copy)
 
     def _reference_groups(self) -> list[tuple[Layer, list[NodeProto]]]:
-        """Nodes of the reference by layer; nodes that an opset conversion added go with the next layer."""
-        groups: list[tuple[Layer, list[NodeProto]]] = []
-        waiting: list[NodeProto] = []
+        """Nodes of the reference by layer, those among them that an opset conversion added."""
+        owner = owners(self.reference, self.model)
+        groups: dict[str, tuple[Layer, list[NodeProto]]] = {}
         for node in self.reference.graph.node:
-            waiting.append(node)
-            if node.name in self.model.layer_by_id:
-                groups.append((self.model.layer_by_id[node.name], waiting))
-                waiting = []
-        if waiting and groups:
-            groups[-1][1].extend(waiting)
-        return groups
+            layer = owner.get(node.name)
+            if layer is not None:
+                groups.setdefault(layer.id, (layer, []))[1].append(node)
+        return list(groups.values())
 
     def _emulate(self, layer: Layer) -> bool:
         """Emit the accumulated emulation of a layer. True when it is the reference itself."""
@@ -153,8 +152,8 @@ class _Pairing:
         )
 
     def _same_arithmetic(self, layer: Layer) -> bool:
-        node = self.emulated_nodes.get(layer.id)
-        if node is None or tuple(node.input) != layer.inputs or tuple(node.output) != layer.outputs:
+        node, own = self.emulated_nodes.get(layer.id), self.reference_nodes[layer.id]
+        if node is None or node.input != own.input or node.output != own.output:
             return False
         if any(name in self.constants or name in self.emulation.half for name in layer.reads):
             return False
@@ -187,11 +186,11 @@ class _Pairing:
             return {}
         if all(self.accumulated.get(n, n) == n for n in layer.reads):
             return {n: self.accumulated[n] for n in layer.outputs if n in self.accumulated}
-        done: dict[str, str] = {}
+        made: dict[str, str] = {}
         for name in layer.outputs:
             if name and name in self.emulated_producer:
-                done[name] = self._emit_local_output(name, layer, {})
-        return done
+                self._emit_local_output(name, layer, made)
+        return made
 
     def _emit_local_output(self, name: str, layer: Layer, made: dict[str, str]) -> str:
         """A tensor between the layer's own node and its (rounded) output."""
@@ -201,7 +200,7 @@ class _Pairing:
         own = node.name == layer.id
         inputs = {
             n: self._local_input(n)
-            if own or n not in self.emulated_producer
+            if own or n in self.originals or n not in self.emulated_producer
             else self._emit_local_output(n, layer, made)
             for n in _reads(node)
             if n

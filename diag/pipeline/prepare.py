@@ -18,6 +18,7 @@ from diag.plan.schema import Plan, plan_for_format, read_plan
 from diag.progress import Progress
 from diag.roles import Role, find_roles, norm_parts
 from diag.typed.apply import SUPPORTED, TypedModel, apply_formats, operands_of
+from diag.typed.types import complete
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def plan_on(model_path: str, plan: Plan) -> Planned:
     """Load the model and resolve the plan on its layers. Raises ModelError and PlanError."""
     _refuse_unavailable(plan)
     model = load_model(model_path)
-    types = shapes.infer(model)
+    types = complete(shapes.infer(model), model)
     roles = find_roles(model)
     names = {layer: role.name for layer, role in roles.items()}
     blocks = {layer: role.block for layer, role in roles.items()}
