@@ -30,20 +30,20 @@ class BirthPlace:
 
 def find_births(
     layers: Sequence[LayerFacts],
+    bad_tensors: Collection[str],
     sqnr_db: Mapping[str, float],
     outputs: Collection[str],
-    threshold_db: float,
 ) -> list[BirthPlace]:
     """Births in graph order.
 
-    `sqnr_db` gives the accumulated SQNR of each compared tensor (others count as good), `outputs` the graph
-    outputs. A tensor is bad below `threshold_db`. A bad layer with a bad input is a victim of the first
-    birth that this input goes back to.
+    `bad_tensors` says which tensors are bad, `sqnr_db` gives the accumulated SQNR of each compared tensor,
+    `outputs` the graph outputs. A bad layer with a bad input is a victim of the first birth that this input
+    goes back to.
     """
     births: list[BirthPlace] = []
     origin: dict[str, BirthPlace] = {}
     for layer in layers:
-        bad = [name for name in layer.outputs if sqnr_db.get(name, float("inf")) < threshold_db]
+        bad = [name for name in layer.outputs if name in bad_tensors]
         if not bad:
             continue
         sources = [origin[name] for name in layer.inputs if name in origin]

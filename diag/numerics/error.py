@@ -27,6 +27,10 @@ _NEARLY_GONE = 0.1
 """Where the largest error is within this share of the largest reference, the candidate may have vanished, and
 its energy is a small difference of large sums; such blocks go through float64 too."""
 
+_WEIGHTY = 0.1
+"""A collapsed row is lost when it had this share of the mean row's energy: behind a ReLU, a row of nearly
+nothing may round to nothing."""
+
 _Block = tuple[slice, slice, slice]
 
 
@@ -50,6 +54,8 @@ class ErrorSums:
     masked: int = 0
     """Other elements that enter no sum because the reference is `MASK_LIKE`."""
     zero_collapsed_rows: int = 0
+    lost_rows: int = 0
+    """Collapsed rows that carried weight: at least a tenth of the mean row's energy in the reference."""
     max_abs: float = 0.0
     max_abs_index: int = -1
     """Flat index of the largest absolute error in its batch."""
@@ -67,6 +73,7 @@ class ErrorSums:
         self.nonfinite_reference += other.nonfinite_reference
         self.masked += other.masked
         self.zero_collapsed_rows += other.zero_collapsed_rows
+        self.lost_rows += other.lost_rows
         self.reference_absmax = max(self.reference_absmax, other.reference_absmax)
         if other.max_abs > self.max_abs or self.max_abs_index < 0:
             self.max_abs, self.max_abs_index = other.max_abs, other.max_abs_index
@@ -99,12 +106,12 @@ def measure(reference: Float, candidate: Float, axis: int | None) -> ErrorSums:
     sums = ErrorSums(elements=reference.size)
     if reference.size == 0:
         return sums
-    sums.zero_collapsed_rows = zero_collapsed_rows(reference, candidate)
     ref3, cand3 = _as_blocks(reference, axis), _as_blocks(candidate, axis)
     channels = ref3.shape[1]
     sums.reference_square, sums.error_square = np.zeros(channels), np.zeros(channels)
     for block, offset in _blocks(ref3.shape):
         _measure_block(sums, ref3[block], cand3[block], block[1], offset)
+    _count_collapsed(sums, reference, candidate)
     return sums
 
 
@@ -206,14 +213,23 @@ def _channel_dot(a: Float | Double, b: Float | Double) -> Double:
     return np.asarray(per_row.sum(axis=0, dtype=np.float64))
 
 
-def zero_collapsed_rows(reference: Float, candidate: Float) -> int:
-    """Rows (along the last axis) that are zero throughout in the candidate and not in the reference."""
-    if reference.ndim == 0 or reference.shape[-1] < 2:
-        return 0
-    rows = candidate.reshape(-1, candidate.shape[-1])
+def _count_collapsed(sums: ErrorSums, reference: Float, candidate: Float) -> None:
+    rows = zero_collapsed_rows(reference, candidate)
+    sums.zero_collapsed_rows = len(rows)
+    if rows.size:
+        energy = np.square(rows, dtype=np.float64).sum(axis=1)
+        mean = sums.reference_square.sum() * reference.shape[-1] / reference.size
+        sums.lost_rows = int(np.count_nonzero(energy >= _WEIGHTY * mean))
+
+
+def zero_collapsed_rows(reference: Float, candidate: Float) -> Float:
+    """The reference's rows (along the last axis) that are zero throughout in the candidate only."""
+    width = reference.shape[-1] if reference.ndim else 0
+    if width < 2:
+        return np.zeros((0, width), np.float32)
+    rows = candidate.reshape(-1, width)
     # A row can only be zero throughout when its first element is: a strided look spares most of the data.
     suspects = np.flatnonzero(rows[:, 0] == 0)
-    if not suspects.size:
-        return 0
-    collapsed = suspects[~rows[suspects].any(axis=1)]
-    return int(np.count_nonzero(reference.reshape(rows.shape)[collapsed].any(axis=1)))
+    collapsed = suspects[~rows[suspects].any(axis=1)] if suspects.size else suspects
+    lost = reference.reshape(rows.shape)[collapsed]
+    return lost[lost.any(axis=1)]

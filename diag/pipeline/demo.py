@@ -15,7 +15,6 @@ from diag.pipeline.tables import calibrate_model
 from diag.progress import Progress
 from diag.report.schema import Report
 
-
 TARGET = "sqnr_db>=30"
 """What the demo asks of the quantized model: an error of 3 % of the signal."""
 

@@ -53,6 +53,14 @@ def layer_infos(
     return infos
 
 
+def is_bad(record: Record, threshold_db: float) -> bool:
+    """Whether a tensor is bad: below the threshold, not finite, or with a whole row lost.
+
+    The last matters where one token of many is destroyed: the SQNR of all rows together hides it.
+    """
+    return sqnr_db(record.sums) < threshold_db or record.sums.lost_rows > 0
+
+
 def _sqnr(record: Record | None) -> float:
     return sqnr_db(record.sums) if record else float("inf")
 
@@ -80,11 +88,13 @@ def birth_infos(
     model: Model, watches: Sequence[Watch], comparison: Comparison, threshold_db: float
 ) -> list[Birth]:
     """Where the error begins (see `diag.compare.births`), with the worst batch and element."""
-    values = {w.tensor: _sqnr(comparison.accumulated.get(w.source)) for w in watches}
+    records = {w.tensor: comparison.accumulated.get(w.source) for w in watches}
+    values = {name: _sqnr(record) for name, record in records.items()}
+    bad = {name for name, record in records.items() if record and is_bad(record, threshold_db)}
     sources = {w.tensor: w.source for w in watches}
     facts = [LayerFacts(layer.id, layer.reads, layer.outputs) for layer in model.layers]
     births = []
-    for place in find_births(facts, values, set(model.outputs), threshold_db):
+    for place in find_births(facts, bad, values, set(model.outputs)):
         worst = _worst(comparison.accumulated.get(sources[place.output])) or WorstCase(batch=0)
         births.append(
             Birth(
