@@ -18,16 +18,17 @@ from diag.engines import onnxruntime as ort_engine
 from diag.engines.paired import Watch, pair
 from diag.engines.reference import Trust, examine
 from diag.engines.slices import SlicedRun
-from diag.errors import EngineError
+from diag.errors import EngineError, UsageError
 from diag.feeds import Feeds, open_feeds
 from diag.files import output_folder, write_text
 from diag.gate.evaluate import evaluate
+from diag.gate.threshold import require_outputs
 from diag.model import shapes
 from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.pipeline import findings as findings_of
 from diag.pipeline.layers import birth_infos, layer_infos, output_infos
-from diag.pipeline.prepare import Planned, calibrate, choose_plan, plan_on
+from diag.pipeline.prepare import Planned, calibrate, choose_plan, plan_on, read_scales
 from diag.pipeline.run import Checkpoint, run_batches
 from diag.pipeline.settings import CompareSettings, compare_rules, good_from_db
 from diag.plan.schema import Pin, plan_sha256, write_plan
@@ -49,6 +50,7 @@ from diag.typed.apply import TypedModel
 
 STATE_FILE = ".compare.state.npz"
 MEND_FILE = "mend.yaml"
+ENGINES = ("emulate", "tensorrt", "tensorrt-rtx")
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def compare(settings: CompareSettings, progress: Progress) -> Report:
     refuse_engine(settings.engine)
     out = output_folder(settings.out)
     planned = plan_on(settings.model, choose_plan(settings.plan, settings.format))
+    refuse_settings(planned, settings)
     feeds = open_feeds(settings.data, planned.model.inputs, settings.limit)
     progress.start("examining the FP32 reference", None)
     trust = examine(planned.model, feeds.first(), planned.types)
@@ -97,10 +100,20 @@ def compare(settings: CompareSettings, progress: Progress) -> Report:
 
 def refuse_engine(engine: str) -> None:
     """Only the emulator can be compared in this release. Raises EngineError for the others."""
+    if engine not in ENGINES and not engine.endswith(".engine"):
+        raise UsageError(f"there is no engine {engine!r}", f"Choose {', '.join(ENGINES)} or a FILE.engine.")
     if engine != "emulate":
         raise EngineError(
             f"engine {engine!r} cannot be compared in this release", "Leave --engine out to use the emulator."
         )
+
+
+def refuse_settings(planned: Planned, settings: CompareSettings) -> None:
+    """What would fail only after the long run: thresholds on no output, a table that does not fit."""
+    outputs = [n for n, info in planned.model.outputs.items() if info.is_float or not info.elem_type]
+    require_outputs(settings.fail_under, outputs)
+    if settings.calibration is not None:
+        read_scales(planned, settings.calibration)
 
 
 def _compare_layers(job: _Job, progress: Progress) -> tuple[Comparison, tuple[Watch, ...]]:

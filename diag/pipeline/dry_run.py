@@ -10,8 +10,8 @@ from typing import Any
 from diag.engines.onnxruntime import Session
 from diag.feeds import open_feeds
 from diag.files import output_folder
-from diag.pipeline.compare import refuse_engine
-from diag.pipeline.prepare import choose_plan, plan_on, read_scales
+from diag.pipeline.compare import refuse_engine, refuse_settings
+from diag.pipeline.prepare import choose_plan, plan_on
 from diag.pipeline.settings import CompareSettings
 from diag.progress import Progress
 
@@ -44,13 +44,13 @@ class Estimate:
 
 
 def dry_run(settings: CompareSettings, progress: Progress) -> Estimate:
-    """Load, resolve, read every scale, run one plain FP32 batch. Raises what the comparison would raise."""
+    """Load, resolve, read all data and scales, run one plain FP32 batch. Raises what the comparison would raise."""
     refuse_engine(settings.engine)
     output_folder(settings.out)
     planned = plan_on(settings.model, choose_plan(settings.plan, settings.format))
+    refuse_settings(planned, settings)
     feeds = open_feeds(settings.data, planned.model.inputs, settings.limit)
-    if settings.calibration is not None:
-        read_scales(planned, settings.calibration)
+    feeds.check_all()
     began = time.monotonic()
     session = Session(planned.model.proto, planned.model.weights)
     loaded = time.monotonic()

@@ -68,9 +68,13 @@ def _reference(trust: ReferenceTrust) -> list[Finding]:
 def _overflow(evidence: Evidence) -> list[Finding]:
     """One finding for each kind of layer whose own arithmetic leaves the format's range."""
     by_kind: dict[str, list[LayerInfo]] = {}
+    overflowing: set[str] = set()
     for layer in evidence.layers:
         if layer.local.get("nonfinite", 0) > 0 and layer.format != "fp32":
-            by_kind.setdefault(overflow_kind(layer), []).append(layer)
+            # A layer that only receives what another could not hold is not to blame.
+            if overflowing.isdisjoint(evidence.model.layer_by_id[layer.id].reads):
+                by_kind.setdefault(overflow_kind(layer), []).append(layer)
+            overflowing.update(layer.outputs)
     reaching = {b.layer for b in evidence.births if b.reaches_output}
     found = []
     for kind, layers in by_kind.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from diag.compare.births import LayerFacts, find_births
+from diag.compare.births import Damage, LayerFacts, find_births
 from diag.compare.comparison import Comparison
 from diag.compare.record import Record
 from diag.engines.paired import Watch
@@ -58,7 +58,12 @@ def is_bad(record: Record, threshold_db: float) -> bool:
 
     The last matters where one token of many is destroyed: the SQNR of all rows together hides it.
     """
-    return sqnr_db(record.sums) < threshold_db or record.sums.lost_rows > 0
+    return sqnr_db(record.sums) < threshold_db or is_destroyed(record)
+
+
+def is_destroyed(record: Record) -> bool:
+    """Whether values are gone altogether: not finite, or whole rows of zeros."""
+    return record.sums.nonfinite > 0 or record.sums.lost_rows > 0
 
 
 def _sqnr(record: Record | None) -> float:
@@ -90,11 +95,16 @@ def birth_infos(
     """Where the error begins (see `diag.compare.births`), with the worst batch and element."""
     records = {w.tensor: comparison.accumulated.get(w.source) for w in watches}
     values = {name: _sqnr(record) for name, record in records.items()}
-    bad = {name for name, record in records.items() if record and is_bad(record, threshold_db)}
+    damage = Damage(
+        values,
+        bad={name for name, record in records.items() if record and is_bad(record, threshold_db)},
+        destroyed={name for name, record in records.items() if record and is_destroyed(record)},
+        locally_bad={name for name, record in comparison.local.items() if is_bad(record, threshold_db)},
+    )
     sources = {w.tensor: w.source for w in watches}
     facts = [LayerFacts(layer.id, layer.reads, layer.outputs) for layer in model.layers]
     births = []
-    for place in find_births(facts, bad, values, set(model.outputs)):
+    for place in find_births(facts, damage, set(model.outputs)):
         worst = _worst(comparison.accumulated.get(sources[place.output])) or WorstCase(batch=0)
         births.append(
             Birth(
