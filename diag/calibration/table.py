@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -48,21 +49,35 @@ class CalibrationTable(BaseModel):
 
 def read_table(path: str | Path, model_sha256: str) -> CalibrationTable:
     """Read a table and check that it is this model's. Raises TableError."""
+    name = f"calibration table {str(path)!r}"
     try:
-        table = CalibrationTable.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise TableError(f"calibration table {str(path)!r} cannot be read: {error}") from error
+        table = CalibrationTable.model_validate(_parse(Path(path), name))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "its top level"
-        raise TableError(f"{str(path)!r} is not a {SCHEMA} table: {first['msg']} at {place}") from error
+        raise TableError(
+            f"{name} is not a {SCHEMA} table: {first['msg']} at {place}", "Make one with trtdiag calibrate."
+        ) from error
     if table.model_sha256 != model_sha256:
         raise TableError(
-            f"calibration table {str(path)!r} was made for another model "
-            f"({table.model_sha256[:12]}..., this one is {model_sha256[:12]}...)",
-            "Calibrate this model.",
+            f"{name} was made for another model ({table.model_sha256[:12]}..., "
+            f"this one is {model_sha256[:12]}...)",
+            "Make one for this model with trtdiag calibrate.",
         )
     return table
+
+
+def _parse(path: Path, name: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TableError(f"{name} cannot be read: {error.strerror or error}", "Check the path.") from error
+    except json.JSONDecodeError as error:
+        raise TableError(
+            f"{name} is not JSON (line {error.lineno}: {error.msg})", "Was it cut off? Calibrate again."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise TableError(f"{name} is not a JSON file", "Make one with trtdiag calibrate.") from error
 
 
 def write_table(table: CalibrationTable, path: Path) -> None:

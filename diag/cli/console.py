@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from diag.errors import TrtdiagError
+from diag.errors import OutputError, TrtdiagError
 
 INTERRUPTED = 130
 TEXT_WIDTH = 100
@@ -38,6 +40,7 @@ class Bar:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
+            disable=not self.console.is_terminal,
         )
         self._task: Any = None
 
@@ -53,14 +56,14 @@ class Bar:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(escape(stage), total=total)
         if not self.console.is_terminal:
-            self.console.print(f"trtdiag: {escape(stage)}")
+            self.note(stage)
 
     def advance(self, steps: int = 1) -> None:
         if self._task is not None:
             self._progress.advance(self._task, steps)
 
     def note(self, text: str) -> None:
-        self.console.print(f"trtdiag: {escape(text)}")
+        self.console.print(f"trtdiag: {text}", markup=False, emoji=False, soft_wrap=True)
 
 
 @dataclass
@@ -71,11 +74,27 @@ class Output:
     quiet: bool = False
 
     def result(self, value: Any, text: Callable[[], RenderableType]) -> None:
-        """Print `value` as JSON with --json; else `text()`, unless --quiet."""
-        if self.as_json:
-            sys.stdout.write(json.dumps(value, allow_nan=False, ensure_ascii=False) + "\n")
-        elif not self.quiet:
-            stdout_console().print(text())
+        """Print `value` as JSON with --json; else `text()`, unless --quiet. Raises OutputError."""
+        with _to_stdout():
+            if self.as_json:
+                sys.stdout.write(json.dumps(value, allow_nan=False, ensure_ascii=False) + "\n")
+            elif not self.quiet:
+                # Names and paths may hold brackets, which are no markup here, and must stay on one line.
+                shown = text()
+                stdout_console().print(shown, markup=False, emoji=False, soft_wrap=isinstance(shown, str))
+
+
+@contextmanager
+def _to_stdout() -> Iterator[None]:
+    """A reader that has gone away (`| head`) is no error; a full disk is."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes at its end
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise OutputError(f"standard output cannot be written: {error.strerror or error}") from error
 
 
 def stdout_console() -> Console:
@@ -88,6 +107,7 @@ def fail(error: TrtdiagError, as_json: bool) -> int:
     """Say what went wrong; the exit code to end with."""
     if as_json:
         body = {"error": {"problem": error.problem, "hint": error.hint, "exit_code": error.exit_code}}
-        sys.stdout.write(json.dumps(body, ensure_ascii=False) + "\n")
+        with suppress(OutputError), _to_stdout():
+            sys.stdout.write(json.dumps(body, ensure_ascii=False) + "\n")
     sys.stderr.write(f"trtdiag: error: {error}\n")
     return error.exit_code

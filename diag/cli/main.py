@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
@@ -44,7 +45,7 @@ def run(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in words
     try:
-        code = app(words, standalone_mode=False)
+        code = app(words, prog_name="trtdiag", standalone_mode=False)
     except TrtdiagError as error:
         code = fail(error, as_json)
     except typer.Exit as end:
@@ -55,8 +56,15 @@ def run(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # click's own usage errors carry one
             raise
-        code = fail(UsageError(str(error.format_message()), "See trtdiag --help."), as_json)
+        code = _refuse_usage(error, as_json)
     sys.exit(int(code or 0))
+
+
+def _refuse_usage(error: Any, as_json: bool) -> int:
+    """Say what is wrong with the words of the command line; without any, the help was shown already."""
+    message = str(error.format_message())
+    command = error.ctx.command_path if error.ctx is not None else "trtdiag"
+    return fail(UsageError(message, f"See {command} --help."), as_json) if message else UsageError.exit_code
 
 
 if __name__ == "__main__":

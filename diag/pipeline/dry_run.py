@@ -44,7 +44,10 @@ class Estimate:
 
 
 def dry_run(settings: CompareSettings, progress: Progress) -> Estimate:
-    """Load, resolve, read all data and scales, run one plain FP32 batch. Raises what the comparison would raise."""
+    """Load, resolve, read all data and every scale, run one plain FP32 batch.
+
+    Raises what the comparison would raise.
+    """
     refuse_engine(settings.engine)
     output_folder(settings.out)
     planned = plan_on(settings.model, choose_plan(settings.plan, settings.format))
