@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from diag.errors import OutputError
@@ -33,6 +33,22 @@ def write_text(text: str, path: Path) -> None:
     """Write a UTF-8 text file, whole or not at all."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def write_texts(texts: Mapping[Path, str]) -> None:
+    """Write files that belong together: none takes its place before all are whole."""
+    with ExitStack() as stack:
+        for path, text in texts.items():
+            stack.enter_context(replacing(path)).write_text(text, encoding="utf-8")
+
+
+def output_file(path: str | Path) -> Path:
+    """Make the folder that a result goes into. Raises OutputError when the file cannot be made there."""
+    file = Path(path)
+    output_folder(file.parent)
+    if file.is_dir():
+        raise OutputError(f"{str(path)!r} is a folder", "Name a file.")
+    return file
 
 
 def output_folder(path: str | Path) -> Path:

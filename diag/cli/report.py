@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from diag.cli import options
 from diag.cli.console import Output
-from diag.files import output_folder, write_text
+from diag.files import output_file, write_text
 from diag.render.html import render_html
 from diag.report.io import read_report
 
@@ -25,8 +24,6 @@ def run(
     quiet: options.Quiet = False,
 ) -> int:
     page = render_html(read_report(report))
-    path = Path(out)
-    output_folder(path.parent)
-    write_text(page, path)
+    write_text(page, output_file(out))
     Output(as_json, quiet).result({"page": out, "bytes": len(page.encode())}, lambda: f"written: {out}")
     return 0

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class Comparison:
             with np.load(path, allow_pickle=False) as saved:
                 header = json.loads(saved["header"].tobytes().decode())
                 channels = saved["channels"]
-        except (OSError, ValueError, KeyError, EOFError):
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
             return False
         if header.get("key") != key:
             return False

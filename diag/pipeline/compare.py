@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import platform
 import resource
+import shlex
 import time
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
@@ -20,7 +21,7 @@ from diag.engines.reference import Trust, examine
 from diag.engines.slices import SlicedRun
 from diag.errors import EngineError, UsageError
 from diag.feeds import Feeds, open_feeds
-from diag.files import output_folder, write_text
+from diag.files import output_folder, write_texts
 from diag.gate.evaluate import evaluate
 from diag.gate.threshold import require_outputs
 from diag.model import shapes
@@ -31,10 +32,10 @@ from diag.pipeline.layers import birth_infos, layer_infos, output_infos
 from diag.pipeline.prepare import Planned, calibrate, choose_plan, plan_on, read_scales
 from diag.pipeline.run import Checkpoint, run_batches
 from diag.pipeline.settings import CompareSettings, compare_rules, good_from_db
-from diag.plan.schema import Pin, plan_sha256, write_plan
+from diag.plan.schema import Pin, plan_sha256, plan_to_yaml
 from diag.progress import Progress
 from diag.render.html import render_html
-from diag.report.io import write_report
+from diag.report.io import checked_text
 from diag.report.schema import (
     Finding,
     GroupInfo,
@@ -94,7 +95,7 @@ def compare(settings: CompareSettings, progress: Progress) -> Report:
     job = _Job(settings, planned, feeds, typed, trust, table, calibration, clock)
     comparison, watches = _compare_layers(job, progress)
     report = _report(job, comparison, watches)
-    _write(report, planned, out)
+    _write(report, job, out)
     return report
 
 
@@ -259,24 +260,34 @@ def _quality(output: OutputInfo, threshold_db: float) -> str:
     return f"output {output.name} is {word}, {value:.1f} dB (cosine {metrics['cosine']:.4f}{top1})"
 
 
-def _write(report: Report, planned: Planned, out: Path) -> None:
-    write_plan(planned.plan, out / "plan.yaml")
+def _write(report: Report, job: _Job, out: Path) -> None:
+    """Write every file of the report, none before all are whole."""
+    plan, mend = job.planned.plan, out / MEND_FILE
+    texts = {out / "plan.yaml": plan_to_yaml(plan)}
     pins = findings_of.mending_pins(report.findings)
-    mend = out / MEND_FILE
-    mend.unlink(missing_ok=True)
     if pins:
         added = tuple(_plan_pin(pin) for pin in pins.values())
-        write_plan(planned.plan.model_copy(update={"pins": (*planned.plan.pins, *added)}), mend)
-        _name_command(report.findings, planned, mend)
-    write_report(report, out / "report.json")
-    write_text(render_html(report), out / "report.html")
+        texts[mend] = plan_to_yaml(plan.model_copy(update={"pins": (*plan.pins, *added)}))
+        _name_command(report.findings, job.settings, mend)
+    texts[out / "report.html"] = render_html(report)
+    texts[out / "report.json"] = checked_text(report, repr(str(out / "report.json")))
+    write_texts(texts)
+    if not pins:
+        mend.unlink(missing_ok=True)
 
 
 def _plan_pin(pin: PinInfo) -> Pin:
     return Pin.model_validate({"match": pin.target, "format": pin.format, "reason": pin.reason})
 
 
-def _name_command(findings: list[Finding], planned: Planned, mend: Path) -> None:
+def _name_command(findings: list[Finding], settings: CompareSettings, mend: Path) -> None:
+    """The line that measures the mend, on the same data and with the same scales."""
+    words = ["trtdiag", "compare", settings.model, "--plan", str(mend), "--data", settings.data]
+    if settings.limit is not None:
+        words += ["--limit", str(settings.limit)]
+    if settings.calibration is not None:
+        words += ["--calibration", settings.calibration]
+    command = shlex.join([*words, "--out", f"{settings.out.rstrip('/')}-mended"])
     for finding in findings:
         if finding.mend.pins:
-            finding.mend.command = f"trtdiag compare {planned.model.path} --plan {mend} --data DATA --out OUT"
+            finding.mend.command = command

@@ -15,7 +15,8 @@ from diag.engines.slices import Observation, SlicedRun
 from diag.feeds import Feeds
 from diag.progress import Progress
 
-_SAVE_EVERY_S = 10.0
+_SAVE_SHARE = 0.02
+"""Share of the time that may go into keeping what is done."""
 _WORKERS = os.cpu_count() or 1
 
 
@@ -32,14 +33,15 @@ def run_batches(
 ) -> None:
     """Compare every batch; go on where an interrupted run of the same key stopped.
 
-    Whole batches are kept, every ten seconds; the file is removed when all are done.
+    Whole batches are kept, as often as costs little; the file is removed when all are done.
     """
+    total = len(feeds)
     if checkpoint is not None and comparison.load(checkpoint.path, checkpoint.key):
-        progress.note(f"resumed: {comparison.batches} of {len(feeds)} batches were done before")
+        progress.note(f"resumed: {comparison.batches} of {total} batches were done before")
     done = comparison.batches
-    progress.start("comparing layers", len(feeds))
+    progress.start("comparing layers", total)
     progress.advance(done)
-    saved = time.monotonic()
+    due = 0.0
     with ThreadPoolExecutor(_WORKERS) as pool:
         for number, batch in enumerate(feeds):
             if number < done:
@@ -48,11 +50,18 @@ def run_batches(
             comparison.batches = number + 1
             comparison.samples += batch_size(batch)
             progress.advance()
-            if checkpoint is not None and time.monotonic() - saved > _SAVE_EVERY_S:
-                comparison.save(checkpoint.path, checkpoint.key)
-                saved = time.monotonic()
+            if checkpoint is not None and number + 1 < total and time.monotonic() >= due:
+                due = _keep(comparison, checkpoint)
     if checkpoint is not None:
         checkpoint.path.unlink(missing_ok=True)
+
+
+def _keep(comparison: Comparison, checkpoint: Checkpoint) -> float:
+    """Save; the time from which saving again costs little."""
+    began = time.monotonic()
+    comparison.save(checkpoint.path, checkpoint.key)
+    ended = time.monotonic()
+    return ended + (ended - began) / _SAVE_SHARE
 
 
 def _compare_batch(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from diag.calibration.minmax import measure_ranges
 from diag.calibration.table import CalibrationTable, write_table
 from diag.errors import ModelError
 from diag.feeds import Feeds, open_feeds
-from diag.files import output_folder
+from diag.files import output_file
 from diag.model import shapes
 from diag.model.graph import Model
 from diag.model.load import load_model
@@ -33,9 +31,9 @@ def calibrate_model(
         raise ModelError(
             "the model has no Conv, ConvTranspose, MatMul or Gemm to quantize", "Nothing to calibrate."
         )
-    output_folder(Path(out).parent)
+    file = output_file(out)
     table = _measure(model, feeds, tensors, progress)
-    write_table(table, Path(out))
+    write_table(table, file)
     return table
 
 
@@ -57,6 +55,5 @@ def convert_model(
     planned = plan_on(model_path, choose_plan(plan_path, fmt))
     table = read_scales(planned, calibration)
     typed = planned.apply(table)
-    output_folder(Path(out).parent)
-    save_model(typed.proto, typed.weights, Path(out))
+    save_model(typed.proto, typed.weights, output_file(out))
     return typed

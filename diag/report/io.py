@@ -47,8 +47,13 @@ def read_report(path: str | Path) -> Report:
     return loads(text, repr(str(path)))
 
 
+def checked_text(report: Report, name: str) -> str:
+    """The report as JSON text, validated as a reader will. Raises ReportError."""
+    text = dumps(report)
+    loads(text, name)
+    return text
+
+
 def write_report(report: Report, path: Path) -> None:
     """Validate and write; nothing partial is left behind."""
-    text = dumps(report)
-    loads(text, repr(str(path)))
-    write_text(text, path)
+    write_text(checked_text(report, repr(str(path))), path)
