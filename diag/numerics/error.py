@@ -152,6 +152,7 @@ def _measure_block(sums: ErrorSums, ref: Float, cand: Float, channels: slice, of
         error = cand - ref
         error_top, error_bottom = float(error.max()), float(error.min())
     if not _plain(top, bottom, error_top, error_bottom):
+        sums.reference_absmax = max(sums.reference_absmax, _real_absmax(ref))
         ref, cand = _finite_only(sums, ref, cand)
         error = cand - ref
         top, bottom = float(ref.max()), float(ref.min())
@@ -190,6 +191,12 @@ def _add_sums(
 def _plain(top: float, bottom: float, error_top: float, error_bottom: float) -> bool:
     """Whether everything is finite (NaN propagates through max) and no value stands for infinity."""
     return max(top, -bottom) < MASK_LIKE and max(error_top, -error_bottom) < MASK_LIKE
+
+
+def _real_absmax(ref: Float) -> float:
+    """Largest finite magnitude that is no mask, whether or not the candidate could hold it."""
+    magnitude = np.abs(ref)
+    return float(np.where(magnitude < MASK_LIKE, magnitude, 0).max())
 
 
 def _finite_only(sums: ErrorSums, ref: Float, cand: Float) -> tuple[Float, Float]:
