@@ -154,7 +154,8 @@ def _needed_opset(model: Model, floats: Mapping[str, str], operands: tuple[Opera
 def check(proto: ModelProto) -> None:
     """ONNX's checker with full type and shape inference. Raises ModelError with its first complaint.
 
-    Initializers kept beside the graph are checked as inputs of the same type and shape.
+    Initializers kept beside the graph are checked as inputs of the same type and shape. Outputs without a
+    shape, which the checker refuses and every engine accepts, are left out where none can be inferred.
     """
     probe = ModelProto()
     probe.CopyFrom(proto)
@@ -165,8 +166,17 @@ def check(proto: ModelProto) -> None:
         )
         probe.graph.initializer.remove(tensor)
     try:
+        if not all(_has_shape(value) for value in probe.graph.output):
+            probe = onnx.shape_inference.infer_shapes(probe)
+            for value in [value for value in probe.graph.output if not _has_shape(value)]:
+                probe.graph.output.remove(value)
         onnx.checker.check_model(probe, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(
             f"the rewritten model fails ONNX's checker: {str(error).strip().splitlines()[0]}"
         ) from error
+
+
+def _has_shape(value: onnx.ValueInfoProto) -> bool:
+    kind = value.type.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or value.type.tensor_type.HasField("shape"))
