@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto
 from diag.errors import ModelError, PlanError
 from diag.model import shapes
 from diag.model.graph import FLOAT_TYPES, Layer, Model, TensorInfo
+from diag.model.load import OPSETS
 from diag.numerics.formats import FORMATS
 from diag.typed.operands import Operand, brings_quantizers, operand_notes, quantized_operands
 from diag.typed.passes.insert_qdq import insert_qdq
@@ -136,8 +137,7 @@ def own_format(layer: Layer, types: Mapping[str, TensorInfo]) -> str:
 
 
 def _computes_floats(op_type: str) -> bool:
-    newest = onnx.defs.onnx_opset_version()
-    return op_types(op_type, "", newest, "fp32") is not None
+    return op_types(op_type, "", OPSETS[-1], "fp32") is not None
 
 
 def _needed_opset(model: Model, floats: Mapping[str, str], operands: tuple[Operand, ...]) -> int:

@@ -9,6 +9,8 @@ from functools import lru_cache
 import onnx
 from onnx.defs import OpSchema
 
+from diag.model.load import OPSETS
+
 _FLOAT = "tensor(float)"
 _NAMES = {"fp32": _FLOAT, "fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
 
@@ -70,6 +72,8 @@ def _is_variadic(parameters: Sequence[OpSchema.FormalParameter]) -> bool:
 
 
 def first_opset(op_type: str, fmt: str, opset: int) -> int | None:
-    """Lowest opset at or above `opset` in which the operator computes in `fmt`; None when there is none."""
-    newest = onnx.defs.onnx_opset_version()
-    return next((v for v in range(opset, newest + 1) if op_types(op_type, "", v, fmt)), None)
+    """Lowest opset at or above `opset` in which the operator computes in `fmt`; None when there is none.
+
+    The newest looked at is the newest that can be loaded: engines know no later one.
+    """
+    return next((v for v in range(opset, OPSETS.stop) if op_types(op_type, "", v, fmt)), None)

@@ -6,14 +6,14 @@ module paths); it is put back here, by node name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnx.helper import find_min_ir_version_for
 from onnx_graphsurgeon.logger import G_LOGGER
 
@@ -23,6 +23,8 @@ G_LOGGER.severity = G_LOGGER.ERROR  # it prints to standard output, where --json
 
 NAMESPACE = "trtdiag"
 """Nodes that a rewrite adds are called `trtdiag/...`."""
+
+_LISTS = frozenset({AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS})
 
 ELEM_TYPE = {
     "fp32": TensorProto.FLOAT,
@@ -43,12 +45,15 @@ class Surgery:
     original: ModelProto
     taken: set[str]
     """Names of tensors and nodes that are in use."""
+    made: set[str] = field(default_factory=set)
+    """Names of the constants that were added."""
 
     @classmethod
     def open(cls, proto: ModelProto, weights: Mapping[str, NDArray[np.generic]]) -> Surgery:
         """Start on a copy of `proto`; the given model is not changed."""
         copy = ModelProto()
         copy.CopyFrom(proto)
+        _drop_empty_lists(copy.graph)
         return cls(gs.import_onnx(copy), dict(weights), proto, set(_names(proto.graph)))
 
     def fresh(self, name: str) -> str:
@@ -62,6 +67,7 @@ class Surgery:
 
     def constant(self, name: str, values: NDArray[np.generic], fmt: str) -> Any:
         """A new constant; large values go to `weights`, as they do in a loaded model."""
+        self.made.add(name)
         tensor = TensorProto(name=name, data_type=ELEM_TYPE[fmt], dims=values.shape)
         if values.nbytes > INLINE_BYTES:
             self.weights[name] = values
@@ -75,6 +81,7 @@ class Surgery:
         """The rewritten model, unused nodes and constants removed, metadata restored."""
         self.graph.cleanup()
         proto: ModelProto = gs.export_onnx(self.graph, do_type_check=False)
+        _move_out(proto.graph, {t.name for t in self.original.graph.initializer} | self.made)
         kept = {tensor.name for tensor in proto.graph.initializer}
         self.weights = {name: value for name, value in self.weights.items() if name in kept}
         restore_metadata(self.original, proto)
@@ -84,6 +91,16 @@ class Surgery:
 def inner_graphs(node: Any) -> list[Any]:
     """Graphs in a GraphSurgeon node's attributes (branches of an If, body of a Loop or Scan)."""
     return [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
+
+
+def tensor_names(graph: Any) -> set[str]:
+    """Names that a GraphSurgeon graph and the graphs inside it read or hand out."""
+    names = {tensor.name for tensor in graph.outputs}
+    for node in graph.nodes:
+        names.update(tensor.name for tensor in node.inputs)
+        for inner in inner_graphs(node):
+            names |= tensor_names(inner)
+    return names
 
 
 def substitute(tensors: Any, old: Any, new: Any) -> None:
@@ -100,6 +117,26 @@ def _names(graph: GraphProto) -> Iterator[str]:
         yield from (node.name, *node.input, *node.output)
         for branch in _branches(node):
             yield from _names(branch)
+
+
+def _move_out(graph: GraphProto, outer: Collection[str]) -> None:
+    """GraphSurgeon moves a constant that only a branch reads into the branch; put it back."""
+    have = {tensor.name for tensor in graph.initializer}
+    for tensor in list(_inner_constants(graph, outer)):
+        if tensor.name not in have:
+            graph.initializer.append(tensor)
+            have.add(tensor.name)
+
+
+def _inner_constants(graph: GraphProto, outer: Collection[str]) -> Iterator[TensorProto]:
+    """Take the initializers called as in `outer` out of the graphs inside `graph`."""
+    for branch in (branch for node in graph.node for branch in _branches(node)):
+        for tensor in [tensor for tensor in branch.initializer if tensor.name in outer]:
+            moved = TensorProto()
+            moved.CopyFrom(tensor)
+            branch.initializer.remove(tensor)
+            yield moved
+        yield from _inner_constants(branch, outer)
 
 
 def _raw(values: NDArray[np.generic]) -> bytes:
@@ -126,8 +163,24 @@ def _restore_graph(source: GraphProto, target: GraphProto) -> None:
             original = nodes[node.name]
             node.doc_string = original.doc_string
             _replace(node.metadata_props, original.metadata_props)
+            present = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(a for a in original.attribute if _is_empty(a) and a.name not in present)
             for inner, restored in zip(_branches(original), _branches(node), strict=False):
                 _restore_graph(inner, restored)
+
+
+def _drop_empty_lists(graph: GraphProto) -> None:
+    """GraphSurgeon cannot write an attribute that is an empty list; `restore_metadata` puts it back."""
+    for node in graph.node:
+        for attribute in [a for a in node.attribute if _is_empty(a)]:
+            node.attribute.remove(attribute)
+        for branch in _branches(node):
+            _drop_empty_lists(branch)
+
+
+def _is_empty(attribute: AttributeProto) -> bool:
+    lists = (attribute.ints, attribute.floats, attribute.strings)
+    return attribute.type in _LISTS and not any(lists)
 
 
 def _branches(node: NodeProto) -> list[GraphProto]:

@@ -18,7 +18,7 @@ from diag.model.graph import Model, TensorInfo
 from diag.numerics.formats import FORMATS, clamp_to
 from diag.typed.operands import constant_value
 from diag.typed.schemas import op_types
-from diag.typed.surgeon import ELEM_TYPE, NAMESPACE, Surgery, inner_graphs, substitute
+from diag.typed.surgeon import ELEM_TYPE, NAMESPACE, Surgery, inner_graphs, substitute, tensor_names
 
 OutOfRange = Literal["clamp", "inf"]
 
@@ -159,8 +159,7 @@ class _Lowering:
 
     def settle_constants(self) -> None:
         """A constant that is now used in one format only keeps the name that the user gave it."""
-        in_use = {t.name for t in self.surgery.graph.outputs}
-        in_use.update(t.name for n in self.surgery.graph.nodes for t in n.inputs)
+        in_use = tensor_names(self.surgery.graph)
         for (name, fmt), constant in self._constants.items():
             others = [f for (n, f) in self._constants if n == name and f != fmt]
             if name in in_use or others:
