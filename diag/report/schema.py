@@ -119,6 +119,11 @@ class OutputInfo(Part):
     name: str
     layer: str = ""
     metrics: Metrics
+    """Emulation against reference: the error of the number format."""
+    engine: Metrics = {}
+    """Engine against reference; empty where no engine ran."""
+    engine_vs_emulation: Metrics = {}
+    """Engine against emulation: the error of the engine itself."""
     worst: WorstCase | None = None
 
 
