@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, inliner, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from diag.errors import ModelError
 from diag.model import external, wire
+from diag.model.functions import inline_functions
 from diag.model.graph import Model
 
 OPSETS = range(11, 25)
@@ -34,7 +35,7 @@ def load_model(path: str | Path) -> Model:
     try:
         proto, inside = _parse(file, maps)
         _check_opset(proto, file)
-        proto = _inline_functions(proto)
+        proto = inline_functions(proto)
         sha256 = fingerprint(file, proto, maps)
         weights = _detach_weights(proto, file.parent, maps)
         weights.update(inside)
@@ -49,7 +50,7 @@ def from_proto(proto: ModelProto, path: str = "<memory>") -> Model:
     copy.CopyFrom(proto)
     _check_opset(copy, Path(path))
     sha256 = hashlib.sha256(copy.SerializeToString(deterministic=True)).hexdigest()
-    copy = _inline_functions(copy)
+    copy = inline_functions(copy)
     weights = _detach_weights(copy, Path(), external.FileMaps())
     return _named(path, copy, weights, sha256)
 
@@ -57,7 +58,12 @@ def from_proto(proto: ModelProto, path: str = "<memory>") -> Model:
 def _named(path: str, proto: ModelProto, weights: dict[str, NDArray[np.generic]], sha256: str) -> Model:
     _name_nodes(proto)
     model = Model(path, proto, weights, sha256)
-    _ = model.layers  # a node that cannot be read is found here, not later
+    for layer in model.layers:  # a node that cannot be read is found here, not later
+        for name in (layer.id, layer.op_type, *layer.reads, *layer.outputs):
+            if not isinstance(name, str):  # protobuf gives bytes where it does not raise
+                raise ModelError(
+                    f"{path!r} is damaged: the name {name!r} is no text", "Export or copy it again."
+                )
     return model
 
 
@@ -123,15 +129,6 @@ def _check_opset(proto: ModelProto, file: Path) -> None:
         )
 
 
-def _inline_functions(proto: ModelProto) -> ModelProto:
-    if not proto.functions:
-        return proto
-    try:
-        return inliner.inline_local_functions(proto)
-    except Exception as error:
-        raise ModelError(f"the model's local functions cannot be inlined: {error}") from error
-
-
 def _name_nodes(proto: ModelProto) -> None:
     """Give each node a unique name; the same model always gets the same ones.
 
@@ -163,6 +160,8 @@ def _detach_weights(
         if is_stub(tensor):
             continue
         if tensor.data_location == TensorProto.EXTERNAL:
+            if external.tensor_nbytes(tensor) <= INLINE_BYTES:
+                continue  # a Reshape's shape, say: it must be readable, so it comes in below
             weights[tensor.name] = external.map_external(tensor, folder, maps)
         elif external.tensor_nbytes(tensor) > INLINE_BYTES and tensor.data_type != TensorProto.STRING:
             weights[tensor.name] = _take_values(tensor)
@@ -178,6 +177,7 @@ def _detach_weights(
 
 
 def _take_values(tensor: TensorProto) -> NDArray[np.generic]:
+    external.check_inline(tensor)
     try:
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,8 @@ def save_model(proto: ModelProto, weights: Mapping[str, NDArray[np.generic]], pa
             partial.write_bytes(full.SerializeToString())
     except OutputError:
         if is_new:
-            data.unlink(missing_ok=True)
+            with suppress(OSError):
+                data.unlink()
         raise
 
 

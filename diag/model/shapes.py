@@ -21,8 +21,9 @@ def infer(
     """Types and shapes by tensor name: ONNX shape inference with data propagation.
 
     `dims` binds symbolic dimensions (see `bind`); `values` are computed values of shape arithmetic, which
-    make the shapes behind them concrete. Tensors that inference cannot reach are absent.
-    Raises ModelError when the graph contradicts itself.
+    make the shapes behind them concrete. Tensors that inference cannot reach are absent; where operators
+    contradict each other or what is declared, the engine that runs them says so, and nothing is known here.
+    Raises ModelError when inference cannot read the graph.
     """
     proto = ModelProto()
     proto.CopyFrom(model.proto)
@@ -36,12 +37,10 @@ def infer(
         _fix_values(proto, values)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise ModelError(f"the model's shapes contradict each other: {_first_line(error)}") from error
-    except (ValueError, TypeError) as error:
+    except (onnx.shape_inference.InferenceError, ValueError, TypeError) as error:
         raise ModelError(
-            f"the model's shapes cannot be inferred: {_first_line(error)}",
-            "The model is damaged; export it again.",
+            f"the model's types and shapes cannot be inferred: {_first_line(error)}",
+            "Export the model again.",
         ) from error
     graph = inferred.graph
     known = {v.name: value_info(v) for v in (*graph.input, *graph.value_info, *graph.output)}
