@@ -17,6 +17,7 @@ from typing import Any
 from diag.engines.gpu import find_gpus
 from diag.engines.stamp import Identity, Stamp, sha256_of, write_stamp
 from diag.engines.tensorrt import BuildRequest, Flavour, Marks, Shape
+from diag.engines.weak import WeakTyping
 from diag.errors import DataError, EngineError
 from diag.files import output_folder
 from diag.kernels.kernel import Kernel
@@ -47,6 +48,8 @@ class BuildOptions:
     timing_cache: Path | None = None
     """Read when it exists and written after the build; share one over a sweep. TensorRT only."""
     marks: Marks = "none"
+    weak: WeakTyping | None = None
+    """Weak typing, TensorRT 10 and older only."""
     timeout_s: float = 1800.0
 
 
@@ -64,6 +67,7 @@ class BuildResult:
     engine_bytes: int
     version: str
     kernels: tuple[Kernel, ...]
+    notes: tuple[str, ...] = ()
 
 
 def build_rtx(
@@ -85,6 +89,8 @@ def build_rtx(
     options = options or BuildOptions()
     if options.timing_cache is not None:
         raise EngineError("TensorRT-RTX chooses tactics at run time and has no timing cache when it builds")
+    if options.weak is not None:
+        raise EngineError("TensorRT-RTX has no weak typing", "Build without --weak, or with TensorRT 10.")
     request = _request("tensorrt-rtx", onnx_path, out_path, options)
     request = replace(request, compute_capability=compute_capability)
     return _run(request, out_path, options, identity, worker, inspects=compute_capability == "CURRENT")
@@ -123,6 +129,7 @@ def _request(
         flags=options.flags,
         timing_cache="" if options.timing_cache is None else str(options.timing_cache.resolve()),
         marks=options.marks,
+        weak=options.weak,
     )
 
 
@@ -161,6 +168,7 @@ def _run(
             engine_bytes=int(outcome["engine_bytes"]),
             version=str(outcome["version"]),
             kernels=kernels,
+            notes=tuple(outcome.get("notes", ())),
         )
     if result.engine_path is not None:
         write_stamp(result.engine_path, _stamp(request, result, identity or Identity()))
@@ -182,6 +190,7 @@ def _stamp(request: BuildRequest, result: BuildResult, identity: Identity) -> St
         "opt_level": "default" if request.opt_level is None else str(request.opt_level),
         "workspace_bytes": "default" if request.workspace_bytes is None else str(request.workspace_bytes),
         "marks": request.marks,
+        "typing": "weak: " + ", ".join(request.weak.formats) if request.weak else "strong",
         **dict.fromkeys(request.flags, "on"),
     }
     return Stamp(

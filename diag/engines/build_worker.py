@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from diag.engines import tensorrt
+from diag.engines.weak import WeakTyping
 from diag.errors import TrtdiagError
 
 
@@ -24,9 +25,11 @@ def request_from(values: dict[str, Any]) -> tensorrt.BuildRequest:
         for name, shapes in values.pop("profiles").items()
     }
     flags = tuple(values.pop("flags"))
+    weak = values.pop("weak", None)
     return tensorrt.BuildRequest(
         profiles=cast("dict[str, tuple[tensorrt.Shape, tensorrt.Shape, tensorrt.Shape]]", profiles),
         flags=flags,
+        weak=WeakTyping(**{**weak, "formats": tuple(weak["formats"])}) if weak else None,
         **values,
     )
 

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from diag.engines import weak as weak_typing
+from diag.engines.weak import WeakTyping
 from diag.errors import EngineError, TrtdiagError
 from diag.files import replacing, write_text
 
@@ -52,6 +54,8 @@ class BuildRequest:
     timing_cache: str = ""
     marks: Marks = "none"
     """Which tensors can be read at run time besides the outputs; `all` changes the fusion."""
+    weak: WeakTyping | None = None
+    """Precision by flags and pins instead of by the model's types; TensorRT 10 and older only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,14 @@ class BuildOutcome:
     problem: str = ""
     hint: str = ""
     refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the user should know of a build that succeeded."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def load(flavour: Flavour) -> Any:
+def load(flavour: Flavour, oldest: tuple[int, int] = OLDEST) -> Any:
     """The TensorRT module. Raises EngineError with the line that installs it."""
     try:
         trt = importlib.import_module(MODULES[flavour])
@@ -90,9 +96,9 @@ def load(flavour: Flavour) -> Any:
         raise EngineError(
             f"the package {MODULES[flavour]!r} holds no TensorRT", f"Install it: {INSTALL[flavour]}"
         )
-    if flavour == "tensorrt" and version_of(trt) < OLDEST:
+    if flavour == "tensorrt" and version_of(trt) < oldest:
         raise EngineError(
-            f"TensorRT {trt.__version__} is too old; {OLDEST[0]}.{OLDEST[1]} or later is needed",
+            f"TensorRT {trt.__version__} is too old; {oldest[0]}.{oldest[1]} or later is needed",
             f"Install it: {INSTALL[flavour]}",
         )
     return trt
@@ -121,8 +127,10 @@ def build(request: BuildRequest, write_log: Callable[[str], object]) -> BuildOut
     """Build in this process. Problems that a user can mend come back in the outcome, never as exceptions."""
     version = ""
     try:
-        trt = load(request.flavour)
+        trt = load(request.flavour, weak_typing.OLDEST if request.weak else OLDEST)
         version = str(trt.__version__)
+        if request.weak:
+            weak_typing.refuse(trt, version_of(trt))
         logger = make_logger(trt, write_log)
         builder = _builder(trt, logger, request.flavour)
         network, refusals = _parse(trt, logger, builder, request)
@@ -130,13 +138,17 @@ def build(request: BuildRequest, write_log: Callable[[str], object]) -> BuildOut
             return BuildOutcome(version, problem="the parser refuses the model", refusals=refusals)
         _mark(network, request.marks)
         config = _config(trt, builder, network, request)
+        notes, calibrator = (
+            weak_typing.apply(trt, network, config, request.weak) if request.weak else ((), None)
+        )
         started = time.perf_counter()
         plan = builder.build_serialized_network(network, config)
         seconds = time.perf_counter() - started
         if plan is None:
-            return BuildOutcome(version, seconds, problem="the builder found no engine for the model")
+            problem = getattr(calibrator, "problem", "") or "the builder found no engine for the model"
+            return BuildOutcome(version, seconds, problem=problem)
         _keep(trt, logger, plan, config, request)
-        return BuildOutcome(version, seconds, int(plan.nbytes))
+        return BuildOutcome(version, seconds, int(plan.nbytes), notes=notes)
     except TrtdiagError as error:
         return BuildOutcome(version, problem=error.problem, hint=error.hint)
 
@@ -152,10 +164,10 @@ def _builder(trt: Any, logger: Any, flavour: Flavour) -> Any:
 
 
 def _parse(trt: Any, logger: Any, builder: Any, request: BuildRequest) -> tuple[Any, tuple[Refusal, ...]]:
-    flags = 0
-    if hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):  # TensorRT 11 knows nothing else
-        flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    network = builder.create_network(flags)
+    # TensorRT 11 knows nothing but strong typing, TensorRT 10 nothing but explicit batches.
+    kind = "EXPLICIT_BATCH" if request.weak else "STRONGLY_TYPED"
+    flag = getattr(trt.NetworkDefinitionCreationFlag, kind, None)
+    network = builder.create_network(0 if flag is None else 1 << int(flag))
     parser = trt.OnnxParser(network, logger)
     if parser.parse_from_file(request.onnx_path):
         return network, ()
@@ -172,7 +184,8 @@ def _refusal(error: Any) -> Refusal:
         reason = "no such operator, and no plugin of that name is registered"
     elif reason in ("", "false"):
         reason = "the operator is not supported"
-    return Refusal(str(error.node_name()), str(error.node_operator()), reason)
+    node, operator = (getattr(error, name, str)() for name in ("node_name", "node_operator"))  # not in 8.6
+    return Refusal(str(node), str(operator), reason)
 
 
 def _mark(network: Any, marks: Marks) -> None:
