@@ -51,12 +51,15 @@ def run(arguments: list[str] | None = None) -> None:
     except typer.Exit as end:
         code = end.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("trtdiag: interrupted; what is done is kept, the same command goes on\n")
         code = INTERRUPTED
     except Exception as error:
         if not hasattr(error, "format_message"):  # click's own usage errors carry one
             raise
         code = _refuse_usage(error, as_json)
+    if code == INTERRUPTED:  # newer versions of typer give this code instead of raising
+        kept = words[:1] in ([compare.NAME], [demo.NAME])
+        also = "; batches that are done are kept, and the same command goes on behind them" if kept else ""
+        sys.stderr.write(f"trtdiag: interrupted{also}\n")
     sys.exit(int(code or 0))
 
 

@@ -67,11 +67,14 @@ class Comparison:
 
     def save(self, path: Path, key: str) -> None:
         """Keep everything so far; `key` says which run it belongs to."""
-        packed = [_pack(records) for records in (self.accumulated, self.local)]
+        shared = dict.fromkeys(n for n, record in self.local.items() if record is self.accumulated.get(n))
+        own = {name: record for name, record in self.local.items() if name not in shared}
+        packed = [_pack(records) for records in (self.accumulated, own)]
         header = {
             "key": key,
             "batches": self.batches,
             "samples": self.samples,
+            "shared": list(shared),
             "records": [scalars for scalars, _ in packed],
         }
         arrays = [array for _, arrays in packed for array in arrays]
@@ -96,10 +99,7 @@ class Comparison:
         take = _taker(channels)
         self.accumulated = _unpack(header["records"][0], take)
         self.local = _unpack(header["records"][1], take)
-        for name, record in self.local.items():
-            twin = self.accumulated.get(name)
-            if twin == record:
-                self.local[name] = self.accumulated[name]
+        self.local.update({name: self.accumulated[name] for name in header["shared"]})
         return True
 
 

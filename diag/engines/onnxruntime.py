@@ -67,7 +67,10 @@ class Session:
         try:
             values = self._session.run(names, wanted)
         except Exception as error:
-            raise EngineError(f"ONNX Runtime failed while it ran the model: {reason(error)}") from error
+            raise EngineError(
+                f"ONNX Runtime failed while it ran the model: {reason(error)}",
+                "Check the data: token ids inside the vocabulary, lengths that the model takes.",
+            ) from error
         return dict(zip(names, values, strict=True))
 
 

@@ -29,6 +29,7 @@ class Script:
         self.file = file
         self.function = function
         self._seen: list[bytes] = []
+        self._seen_all = False
 
     @property
     def seed(self) -> None:
@@ -51,6 +52,7 @@ class Script:
             with self._blamed():
                 batch = next(produced, None)
             if batch is None:
+                self._seen_all = True
                 return
             values = _arrays(batch, origin)
             self._remember(index, values, origin)
@@ -63,7 +65,7 @@ class Script:
 
     def _see(self, limit: int | None) -> None:
         """Run through the batches once; how many there are cannot be known otherwise."""
-        if limit is None or len(self._seen) < limit:
+        if not self._seen_all and (limit is None or len(self._seen) < limit):
             for _ in islice(self.batches(), limit):
                 pass
 
