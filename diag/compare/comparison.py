@@ -88,7 +88,7 @@ class Comparison:
     def load(self, path: Path, key: str) -> bool:
         """Take up what `save` kept, if it is this run's; False when there is nothing to take up."""
         try:
-            with np.load(path, allow_pickle=False) as saved:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:
                 header = json.loads(saved["header"].tobytes().decode())
                 channels = saved["channels"]
         except (OSError, ValueError, KeyError, EOFError, BadZipFile):
