@@ -80,14 +80,15 @@ def _rtx(gpus: Sequence[Gpu], worker: Sequence[str]) -> EngineStatus:
     if "problem" in answer or not answer["builds"]:
         return _unusable("tensorrt-rtx", answer, "its builder cannot be made")
     can = "builds and reads kernels without a GPU"
-    runnable = [gpu.name for gpu in gpus if _runs_rtx(gpu.compute_capability)]
+    runnable = [gpu.name for gpu in gpus if runs_rtx(gpu.compute_capability)]
     if runnable:
         return EngineStatus("tensorrt-rtx", True, answer["version"], f"{can}; runs on {runnable[0]}")
     missing = "cannot run: it needs an NVIDIA GPU of compute capability 7.5, 8.0, 8.6, 8.9 or 12.x"
     return EngineStatus("tensorrt-rtx", True, answer["version"], can, missing)
 
 
-def _runs_rtx(compute_capability: str) -> bool:
+def runs_rtx(compute_capability: str) -> bool:
+    """Whether TensorRT-RTX runs engines on GPUs of this compute capability."""
     return compute_capability in ("7.5", "8.0", "8.6", "8.9") or compute_capability.startswith("12.")
 
 
