@@ -148,7 +148,8 @@ class _Builder:
         proto.CopyFrom(self.typed.proto)
         del proto.graph.node[:]
         del proto.graph.value_info[:]
-        proto.graph.node.extend(_renamed(self.nodes, self.alias))
+        before, after = self._half_borders()
+        proto.graph.node.extend([*before, *_renamed(self.nodes, self.alias), *after])
         kept = [self._widened(tensor) for tensor in self.typed.proto.graph.initializer]
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(kept)
@@ -157,6 +158,20 @@ class _Builder:
         _drop_unused(proto, self.weights)
         half = {self.alias.get(n, n): self._half(n) for n in self.types if self._half(n)}
         return Emulation(proto, self.weights, half)
+
+    def _half_borders(self) -> tuple[list[NodeProto], list[NodeProto]]:
+        """Casts from graph inputs and to graph outputs that the user's model itself has in 16 bits."""
+        graph = self.typed.proto.graph
+        before, after = [], []
+        for name in [value.name for value in graph.input if self._half(value.name)]:
+            self.alias[name] = f"{name}/wide"
+            label = f"{NAMESPACE}/widen/{name}"
+            before.append(helper.make_node("Cast", [name], [self.alias[name]], label, to=TensorProto.FLOAT))
+        for name in [value.name for value in graph.output if self._half(value.name)]:
+            wide = self.alias.setdefault(name, f"{name}/exact")
+            label = f"{NAMESPACE}/narrow/{name}"
+            after.append(helper.make_node("Cast", [wide], [name], label, to=self._half(name)))
+        return before, after
 
     def _widened(self, tensor: TensorProto) -> TensorProto:
         """The initializer in FP32 if it was a 16-bit float; values beside the graph go to `weights`."""
