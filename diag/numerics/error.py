@@ -237,6 +237,8 @@ def zero_collapsed_rows(reference: Float, candidate: Float) -> Float:
     rows = candidate.reshape(-1, width)
     # A row can only be zero throughout when its first element is: a strided look spares most of the data.
     suspects = np.flatnonzero(rows[:, 0] == 0)
-    collapsed = suspects[~rows[suspects].any(axis=1)] if suspects.size else suspects
+    if not suspects.size:
+        return np.zeros((0, width), np.float32)
+    collapsed = suspects[~rows[suspects].any(axis=1)]
     lost = reference.reshape(rows.shape)[collapsed]
     return lost[lost.any(axis=1)]

@@ -229,3 +229,19 @@ def test_magnitude_does_not_change_relative_sums(scale: Callable[[np.ndarray], n
     plain, scaled = (measure(f(reference), f(candidate), 1) for f in (np.asarray, scale))
     ratios = [s.error_square / s.reference_square for s in (plain, scaled)]
     np.testing.assert_allclose(*ratios, rtol=1e-4)
+
+
+def test_a_collapsed_row_is_lost_only_when_it_carried_weight() -> None:
+    reference = np.ones((10, 4), np.float32)
+    reference[3] = 0.01  # a ten-thousandth of the other rows' energy
+    candidate = reference.copy()
+    candidate[[3, 5]] = 0
+    sums = measure(reference, candidate, 1)
+    assert (sums.zero_collapsed_rows, sums.lost_rows) == (2, 1)
+    assert merge([sums, sums]).lost_rows == 2
+
+
+def test_the_references_range_counts_values_that_the_candidate_could_not_hold() -> None:
+    reference = np.array([7e4, 1.0, -3.4028235e38, np.nan], np.float32)
+    sums = measure(reference, np.array([np.inf, 1.0, -np.inf, 0.0], np.float32), None)
+    assert sums.reference_absmax == 7e4
