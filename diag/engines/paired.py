@@ -55,8 +55,8 @@ class Paired:
     groups: list[Group]
     weights: dict[str, NDArray[np.generic]]
     watches: tuple[Watch, ...]
-    elem_types: dict[str, int]
-    """Element type of each tensor that may cross a cut; absent where inference does not know it."""
+    types: dict[str, TensorInfo]
+    """Type and shape of tensors that may cross a cut; absent where inference does not know them."""
 
 
 def pair(model: Model, typed: Model, types: Mapping[str, TensorInfo]) -> Paired:
@@ -64,10 +64,12 @@ def pair(model: Model, typed: Model, types: Mapping[str, TensorInfo]) -> Paired:
 
     `types` are those of `model` (see `diag.model.shapes.infer`).
     """
-    return _Pairing(model, emulate(typed), types).build()
+    return Pairing(model, emulate(typed), types).build()
 
 
-class _Pairing:
+class Pairing:
+    """Emits reference and emulation of each layer under names that do not clash."""
+
     def __init__(self, model: Model, emulation: Emulation, types: Mapping[str, TensorInfo]) -> None:
         self.model = model
         self.emulation = emulation
@@ -88,20 +90,29 @@ class _Pairing:
         self.nodes: list[NodeProto] = []
 
     def build(self) -> Paired:
+        """The paired graph of every layer."""
+        self.prepare_header()
+        groups, watches = [], []
+        for layer, nodes in self.reference_groups():
+            self.nodes = list(nodes)
+            same = self._emulate(layer)
+            locals_ = {} if same else self._emulate_locally(layer)
+            groups.append(Group(layer.id, self.nodes))
+            watches.extend(self._watch(layer, locals_))
+        return self.paired(groups, tuple(watches))
+
+    def paired(self, groups: list[Group], watches: tuple[Watch, ...] = ()) -> Paired:
+        """What was emitted, as one graph."""
+        return Paired(self.header, groups, self.weights, watches, self._types())
+
+    def prepare_header(self) -> None:
+        """Inputs, opsets and initializers of the reference and of the emulation."""
         self.header.CopyFrom(self.reference)
         del self.header.graph.node[:]
         del self.header.graph.value_info[:]
         del self.header.graph.output[:]
         self.weights.update(self.model.weights)
         self._adopt_constants()
-        groups, watches = [], []
-        for layer, nodes in self._reference_groups():
-            self.nodes = list(nodes)
-            same = self._emulate(layer)
-            locals_ = {} if same else self._emulate_locally(layer)
-            groups.append(Group(layer.id, self.nodes))
-            watches.extend(self._watch(layer, locals_))
-        return Paired(self.header, groups, self.weights, tuple(watches), self._elem_types())
 
     def _adopt_constants(self) -> None:
         """Take over the emulation's initializers; those that equal the reference's are shared."""
@@ -123,7 +134,7 @@ class _Pairing:
                 copy = stub(merged, weight)
             self.header.graph.initializer.append(copy)
 
-    def _reference_groups(self) -> list[tuple[Layer, list[NodeProto]]]:
+    def reference_groups(self) -> list[tuple[Layer, list[NodeProto]]]:
         """Nodes of the reference by layer, those among them that an opset conversion added."""
         owner = owners(self.reference, self.model)
         groups: dict[str, tuple[Layer, list[NodeProto]]] = {}
@@ -147,11 +158,12 @@ class _Pairing:
         """Whether the emulated layer has the reference's arithmetic and the reference's inputs."""
         if self.model.value_dependent.isdisjoint(layer.outputs):
             return True
-        return self._same_arithmetic(layer) and all(
+        return self.same_arithmetic(layer) and all(
             self.accumulated.get(name, name) == name for name in layer.reads
         )
 
-    def _same_arithmetic(self, layer: Layer) -> bool:
+    def same_arithmetic(self, layer: Layer) -> bool:
+        """Whether the layer computes the same, given the same inputs."""
         node, own = self.emulated_nodes.get(layer.id), self.reference_nodes[layer.id]
         if node is None or node.input != own.input or node.output != own.output:
             return False
@@ -182,10 +194,14 @@ class _Pairing:
 
     def _emulate_locally(self, layer: Layer) -> dict[str, str]:
         """Emit the layer on the reference's inputs, if it is lowered; local tensors by output name."""
-        if self._same_arithmetic(layer):
+        if self.same_arithmetic(layer):
             return {}
         if all(self.accumulated.get(n, n) == n for n in layer.reads):
             return {n: self.accumulated[n] for n in layer.outputs if n in self.accumulated}
+        return self.emit_locally(layer)
+
+    def emit_locally(self, layer: Layer) -> dict[str, str]:
+        """Emit the layer as the plan lowers it, on tensors of the reference's names."""
         made: dict[str, str] = {}
         for name in layer.outputs:
             if name and name in self.emulated_producer:
@@ -257,11 +273,11 @@ class _Pairing:
             layer = self.model.producers[name]
         return name
 
-    def _elem_types(self) -> dict[str, int]:
-        known = {name: info.elem_type for name, info in self.types.items() if info.elem_type}
+    def _types(self) -> dict[str, TensorInfo]:
+        known = {name: info for name, info in self.types.items() if info.elem_type}
         for names in (self.accumulated, self.local):
             for name, merged in names.items():
-                known.setdefault(merged, known.get(name, TensorProto.FLOAT))
+                known.setdefault(merged, known.get(name, TensorInfo(TensorProto.FLOAT, None)))
         return known
 
 

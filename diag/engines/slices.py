@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from diag.engines.onnxruntime import Array, Session
 from diag.engines.paired import Group, Paired, Watch
@@ -102,7 +102,7 @@ def _nbytes(info: TensorInfo | None) -> int:
 
 def _sessions(paired: Paired, chunks: list[tuple[list[Group], list[Watch]]]) -> list[_Slice]:
     given = {t.name for t in paired.header.graph.initializer}
-    reads = [_chunk_reads(groups) for groups, _ in chunks]
+    reads = [chunk_reads(groups) for groups, _ in chunks]
     slices = []
     for number, (groups, watches) in enumerate(chunks):
         made = {name for group in groups for node in group.nodes for name in node.output if name}
@@ -113,13 +113,14 @@ def _sessions(paired: Paired, chunks: list[tuple[list[Group], list[Watch]]]) -> 
         wanted = list(dict.fromkeys((*carried, *(n for w in watches for n in _names(w) if n in made))))
         if not wanted:
             continue
-        proto = _slice_proto(paired, groups, outside, wanted, used)
+        proto = piece_proto(paired, groups, outside, wanted, used)
         weights = {name: paired.weights[name] for name in used if name in paired.weights}
         slices.append(_Slice(Session(proto, weights), watches, carried))
     return slices
 
 
-def _chunk_reads(groups: list[Group]) -> set[str]:
+def chunk_reads(groups: list[Group]) -> set[str]:
+    """Every tensor that the groups' nodes read, their own among them."""
     return {
         name
         for group in groups
@@ -129,7 +130,7 @@ def _chunk_reads(groups: list[Group]) -> set[str]:
     }
 
 
-def _slice_proto(
+def piece_proto(
     paired: Paired, groups: list[Group], outside: list[str], wanted: list[str], used: set[str]
 ) -> ModelProto:
     proto = ModelProto()
@@ -142,11 +143,18 @@ def _slice_proto(
         if name in declared:
             graph.input.append(declared[name])
         else:
-            elem_type = paired.elem_types.get(name, TensorProto.FLOAT)
-            graph.input.append(helper.make_tensor_value_info(name, elem_type, None))
+            graph.input.append(_crossing(name, paired.types.get(name)))
     for name in wanted:
         graph.output.append(helper.make_empty_tensor_value_info(name))
     graph.initializer.extend(t for t in paired.header.graph.initializer if t.name in used)
     for group in groups:
         graph.node.extend(group.nodes)
     return proto
+
+
+def _crossing(name: str, info: TensorInfo | None) -> ValueInfoProto:
+    """Declaration of a tensor that crosses a cut: rank and fixed sizes as far as known, no symbols."""
+    if info is None:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+    shape = None if info.shape is None else [d if isinstance(d, int) else None for d in info.shape]
+    return helper.make_tensor_value_info(name, info.elem_type, shape)
