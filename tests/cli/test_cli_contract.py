@@ -16,6 +16,7 @@ from diag.report.io import loads, read_report
 from diag.report.schema import Report
 
 PROMISED = ("compare", "calibrate", "convert", "gate", "report", "doctor", "demo")
+COMMANDS = tuple(str(info.name) for info in app.registered_commands)
 QUICK = ("calibrate", "compare", "compare-dry", "convert", "gate", "report", "doctor")
 """One way to call each command that runs in a second; the demo has a test of its own."""
 
@@ -36,10 +37,10 @@ def call(model: Path, data: Path, table: Path, report: Path, tmp_path: Path) -> 
 
 
 def test_the_promised_commands_are_there():
-    assert {info.name for info in app.registered_commands} == set(PROMISED)
+    assert set(PROMISED) <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", PROMISED)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_an_example_of_its_own(trtdiag, name):
     ended = trtdiag(name, "--help")
     assert (ended.code, ended.err) == (0, "")
@@ -50,7 +51,7 @@ def test_help_has_an_example_of_its_own(trtdiag, name):
     assert "--quiet" in text
 
 
-@pytest.mark.parametrize("name", PROMISED)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_is_accepted(name):
     """Its words parse: commands, options, and the checks inside options."""
     info = next(info for info in app.registered_commands if info.name == name)
