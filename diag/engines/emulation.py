@@ -24,7 +24,7 @@ from diag.typed.types import complete
 
 HALF_TYPES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
-_EXACT_OPS = frozenset(
+EXACT_OPS = frozenset(
     [
         "Abs",
         "Clip",
@@ -135,7 +135,7 @@ class _Builder:
         copy.CopyFrom(node)
         _widen_attributes(copy)
         self.nodes.append(copy)
-        if node.op_type in _EXACT_OPS and any(self._half(name) for name in node.input):
+        if node.op_type in EXACT_OPS and any(self._half(name) for name in node.input):
             return
         for index, name in enumerate(node.output):
             half = self._half(name)

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from diag.engines.emulation import EXACT_OPS
 from diag.engines.onnxruntime import Array, Session
 from diag.model.graph import Model, TensorInfo
-from diag.numerics.error import measure
+from diag.numerics.error import MASK_LIKE, measure
 from diag.numerics.metrics import error_metrics
 
 _ULP = 2.0**-23
 """Spacing of the float32 numbers just above 1: what one more rounding can move a value by."""
+
+_LEAST, _MOST = "trtdiag/least_move", "trtdiag/most_move"
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,9 @@ class Trust:
 def examine(model: Model, feed: Mapping[str, Array], types: Mapping[str, TensorInfo], seed: int = 0) -> Trust:
     """Run one batch three times: without optimisation, with all of it, and with every tensor jittered.
 
-    The jitter multiplies each float tensor by 1 +- 2^-23, a random sign for each index of its last axis
-    where that is known. Raises EngineError when ONNX Runtime cannot run the model.
+    The jitter multiplies each float tensor that was rounded by 1 +- 2^-23, a random sign for each index of its
+    last axis where that is known; values that stand for minus infinity stay. Raises EngineError when ONNX
+    Runtime cannot run the model.
     """
     names = list(model.outputs)
     shape_tensors = _shape_tensors(model, types)
@@ -79,24 +83,39 @@ def _shape_tensors(model: Model, types: Mapping[str, TensorInfo]) -> list[str]:
 def _jittered(model: Model, types: Mapping[str, TensorInfo], seed: int) -> ModelProto:
     generator = np.random.default_rng(seed)
     proto = with_outputs(model.proto, list(model.outputs))
+    proto.graph.initializer.append(helper.make_tensor(_MOST, TensorProto.FLOAT, (), [MASK_LIKE * _ULP / 4]))
+    proto.graph.initializer.append(helper.make_tensor(_LEAST, TensorProto.FLOAT, (), [-MASK_LIKE * _ULP / 4]))
     nodes: list[NodeProto] = []
     for node in list(proto.graph.node):
         nodes.append(node)
+        if node.op_type in EXACT_OPS:
+            continue
         for index, name in enumerate(node.output):
             info = types.get(name)
-            if name not in model.value_dependent or info is None or info.elem_type != TensorProto.FLOAT:
-                continue
-            last = info.shape[-1] if info.shape else None
-            signs = generator.choice([-1.0, 1.0], last if isinstance(last, int) else 1)
-            factor = f"{name}/jitter"
-            values = (1 + signs * _ULP).astype(np.float32)
-            shape = values.shape if info.shape else ()
-            proto.graph.initializer.append(helper.make_tensor(factor, TensorProto.FLOAT, shape, values))
-            node.output[index] = f"{name}/still"
-            nodes.append(helper.make_node("Mul", [f"{name}/still", factor], [name], name=f"{name}/jitter"))
+            if name in model.value_dependent and info is not None and info.elem_type == TensorProto.FLOAT:
+                node.output[index] = f"{name}/still"
+                step = _steps(name, info, generator)
+                proto.graph.initializer.append(step)
+                nodes.extend(_moved(name, step.name))
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     return proto
+
+
+def _steps(name: str, info: TensorInfo, generator: np.random.Generator) -> TensorProto:
+    last = info.shape[-1] if info.shape else None
+    signs = generator.choice([-1.0, 1.0], last if isinstance(last, int) else 1)
+    shape = signs.shape if info.shape else ()
+    return helper.make_tensor(f"{name}/step", TensorProto.FLOAT, shape, (signs * _ULP).astype(np.float32))
+
+
+def _moved(name: str, step: str) -> list[NodeProto]:
+    """value + value * step, the addend bounded: a mask's -3.4e38 swallows it and stays what it is."""
+    return [
+        helper.make_node("Mul", [f"{name}/still", step], [f"{name}/move"], name=f"{name}/move"),
+        helper.make_node("Clip", [f"{name}/move", _LEAST, _MOST], [f"{name}/bounded"], name=f"{name}/bound"),
+        helper.make_node("Add", [f"{name}/still", f"{name}/bounded"], [name], name=f"{name}/jitter"),
+    ]
 
 
 def _rel_l2(reference: Array, other: Array) -> float:

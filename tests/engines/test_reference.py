@@ -100,11 +100,11 @@ def test_noise_is_the_largest_movement_of_each_output() -> None:
     nodes = [
         node("Add", "x big", "a", "up"),
         node("Sub", "a big", "y", "down"),
-        node("Neg", "x", "z", "calm"),
+        node("Mul", "x third", "z", "calm"),
         node("ArgMax", "x", "i", "argmax", axis=0, keepdims=0),
         node("Cast", "i", "w", "float", to=FLOAT),
     ]
-    model = graph(nodes, {"x": (FLOAT, ["n"])}, "y z w", {"big": np.float32(1e6)})
+    model = graph(nodes, {"x": (FLOAT, ["n"])}, "y z w", {"big": np.float32(1e6), "third": np.float32(1 / 3)})
     x = np.linspace(0.5, 1, 100, dtype=np.float32)
     noise = examined(model, {"x": x}).noise
     assert 1e6 * ULP / 2 <= noise["y"] <= 4e6 * ULP
@@ -118,11 +118,12 @@ def jittered(model: Model, feeds: dict[str, Array], seed: int = 0) -> dict[str, 
 
 def test_jitter_moves_every_float_tensor_by_one_rounding() -> None:
     nodes = [
-        node("Identity", "x", "a", "first"),
-        node("Identity", "a", "b", "second"),
-        node("Identity", "b", "y", "third"),
+        node("Mul", "x one", "a", "first"),
+        node("Mul", "a one", "b", "second"),
+        node("Mul", "b one", "c", "third"),
+        node("Reshape", "c flat", "y", "exact"),  # rounds nothing, and is not moved
     ]
-    model = graph(nodes, {"x": (FLOAT, ["n", 64])})
+    model = graph(nodes, {"x": (FLOAT, ["n", 64])}, "y", {"one": np.float32(1), "flat": np.array([-1, 64])})
     x = np.ones((3, 64), np.float32)
     moved = jittered(model, {"x": x})["y"].astype(np.float64) - 1
     assert set(np.round(moved[0] / ULP * 2) / 2) <= {k / 2 for k in range(-6, 7)}
@@ -133,9 +134,9 @@ def test_jitter_moves_every_float_tensor_by_one_rounding() -> None:
 
 
 def test_jitter_follows_its_seed() -> None:
-    model = graph([node("Identity", "x", "y", "op")], {"x": (FLOAT, [64])})
+    model = graph([node("Neg", "x", "y", "op"), node("Sqrt", "x", "z", "root")], {"x": (FLOAT, [64])}, "z")
     x = np.ones(64, np.float32)
-    first, again, other = (jittered(model, {"x": x}, seed)["y"] for seed in (0, 0, 1))
+    first, again, other = (jittered(model, {"x": x}, seed)["z"] for seed in (0, 0, 1))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -191,6 +192,16 @@ def test_shape_values_are_those_of_the_batch() -> None:
         "u": [5],
         "target": [5, 2, -1],
     }
+
+
+@pytest.mark.parametrize("value", [-3.4028235e38, -1e30, -np.inf])
+def test_masks_are_not_moved(value: float) -> None:
+    """A row masked whole: softmax of equal values, however large, is uniform; moved, it would be one-hot."""
+    nodes = [node("Add", "x mask", "a", "add"), node("Softmax", "a", "y", "softmax", axis=-1)]
+    model = graph(nodes, {"x": (FLOAT, [2, 8]), "mask": (FLOAT, [2, 8])})
+    mask = np.zeros((2, 8), np.float32)
+    mask[1] = value
+    assert worst(examined(model, {"x": normal(2, 8), "mask": mask})) < 1e-5
 
 
 def test_large_weights_are_examined_too() -> None:
