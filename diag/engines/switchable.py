@@ -54,12 +54,16 @@ class Switchable:
         Raises EngineError when ONNX Runtime cannot run the graph.
         """
         self.switches = frozenset(switches)
-        self.outputs = tuple(n for n in model.outputs if types[n].is_float)
+        self.output_names = tuple(n for n in model.outputs if types[n].is_float)
         builder = _Builder(model, emulate(typed), types)
         groups = builder.groups(self.switches)
-        self._pieces = _pieces(builder, groups, self.switches, self.outputs)
+        self._pieces = _pieces(builder, groups, self.switches, self.output_names)
         self.forward_equivalents = 0.0
         """Work done so far, in whole forward passes of one batch."""
+
+    def outputs(self, feed: Mapping[str, Array], low: Collection[str]) -> dict[str, Array]:
+        """Outputs of one batch with the layers of `low` lowered; nothing is kept."""
+        return self._run(0, dict(feed), frozenset(low), keep=False).outputs
 
     def trace(self, feed: Mapping[str, Array], low: Collection[str]) -> Trace:
         """Run one batch with the layers of `low` lowered, keeping what variants of it can start from."""
@@ -72,7 +76,7 @@ class Switchable:
         first = next((i for i, piece in enumerate(self._pieces) if changed & piece.layers), None)
         if first is None:
             return base.outputs
-        return self._run(first, base.held[first], wanted, base.outputs).outputs
+        return self._run(first, base.held[first], wanted, base.outputs, keep=False).outputs
 
     def _run(
         self,
@@ -80,17 +84,19 @@ class Switchable:
         held: dict[str, Array],
         low: frozenset[str],
         known: Mapping[str, Array] | None = None,
+        keep: bool = True,
     ) -> Trace:
         outputs = dict(known or {})
         kept: list[dict[str, Array]] = []
         for piece in self._pieces[first:]:
-            kept.append(held)
+            if keep:
+                kept.append(held)
             switches = {_switch(layer): np.array(layer in low) for layer in piece.layers}
             began = time.perf_counter()
             made = piece.session.run({**held, **switches}, piece.made)
             piece.seconds += time.perf_counter() - began
             piece.runs += 1
-            outputs.update({name: made[name] for name in self.outputs if name in made})
+            outputs.update({name: made[name] for name in self.output_names if name in made})
             held = {n: v for n, v in {**held, **made}.items() if n in piece.needed_later}
         self.forward_equivalents += self._share(first)
         return Trace(low, outputs, kept)

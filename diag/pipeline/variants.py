@@ -1,0 +1,85 @@
+"""Measures variants of a model (sets of lowered layers) on batches of data, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from diag.compare.comparison import TensorKind
+from diag.compare.record import Array
+from diag.engines.switchable import Switchable, Trace
+from diag.pipeline.trials import Metrics, TrialStore
+from diag.search.target import Target
+
+
+class Variants:
+    """The outputs of a switchable model against its reference.
+
+    Traces of the reference and of the fully lowered model are kept for one batch at a time: a variant starts
+    from the nearer one. Of the other batches only the reference's outputs are kept.
+    """
+
+    def __init__(
+        self,
+        switchable: Switchable,
+        batches: Sequence[Mapping[str, Array]],
+        kinds: Mapping[str, TensorKind],
+        store: TrialStore | None = None,
+    ) -> None:
+        self._switchable = switchable
+        self._batches = batches
+        self._kinds = kinds
+        self._store = store
+        self._traced: tuple[int, Trace, Trace] | None = None
+        self._references: dict[int, Mapping[str, Array]] = {}
+        self.trials = 0
+        """Variants measured by this object (those found in the store not counted)."""
+
+    @property
+    def forward_equivalents(self) -> float:
+        """Work done, in whole forward passes of one batch."""
+        return self._switchable.forward_equivalents
+
+    def metrics(self, low: frozenset[str], batches: Sequence[int]) -> Metrics:
+        """Metrics of every float output with the layers of `low` lowered, over these batches (by number)."""
+        numbers = tuple(batches)
+        known = self._store.find(low, numbers) if self._store else None
+        if known is not None:
+            return known
+        records = {
+            name: self._kinds.get(name, TensorKind()).record() for name in self._switchable.output_names
+        }
+        for number in numbers:
+            reference = self._reference(number)
+            outputs = self._outputs(low, number, alone=len(numbers) == 1)
+            for name, record in records.items():
+                record.update(number, reference[name], outputs[name])
+        found = {name: record.metrics() for name, record in records.items()}
+        self.trials += 1
+        if self._store:
+            self._store.keep(low, numbers, found)
+        return found
+
+    def damage(self, target: Target, low: frozenset[str], batch: int) -> float:
+        """Damage of one batch, in units of what the target allows."""
+        return target.damage(self.metrics(low, (batch,)))
+
+    def _reference(self, number: int) -> Mapping[str, Array]:
+        if number not in self._references:
+            self._references[number] = self._switchable.outputs(self._batches[number], ())
+        return self._references[number]
+
+    def _outputs(self, low: frozenset[str], number: int, alone: bool) -> Mapping[str, Array]:
+        """A trial on one batch starts from a trace of it; one on many would make two traces a batch."""
+        if not alone:
+            return self._switchable.outputs(self._batches[number], low)
+        high, lowered = self._traces(number)
+        nearer = high if len(low ^ high.low) <= len(low ^ lowered.low) else lowered
+        return self._switchable.outputs_of(nearer, low)
+
+    def _traces(self, number: int) -> tuple[Trace, Trace]:
+        if self._traced is None or self._traced[0] != number:
+            self._traced = None  # free the other batch's before making this one's
+            feed = self._batches[number]
+            high = self._switchable.trace(feed, ())
+            self._traced = (number, high, self._switchable.trace(feed, self._switchable.switches))
+        return self._traced[1], self._traced[2]

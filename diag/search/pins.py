@@ -1,0 +1,137 @@
+"""The smallest set of candidates to raise: additive model first, then measured, then minimal by deletion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from diag.search.rank import Candidate, Effect, Ranking
+
+Meets = Callable[[frozenset[str]], bool]
+"""Whether the target holds with the candidates of these ids raised and all others lowered."""
+
+
+@dataclass
+class PinSearch:
+    """What a search found. `pins` are candidate ids, most effective first."""
+
+    outcome: str
+    """`found`, `not-needed` (holds without pins) or `impossible` (misses with every candidate raised)."""
+    pins: list[str]
+    minimal: bool
+    """Proven: taking any single pin away misses the target."""
+    tried: dict[frozenset[str], bool] = field(default_factory=dict)
+
+
+def find_pins(ranking: Ranking, meets: Meets, prices: Mapping[str, float] | None = None) -> PinSearch:
+    """Smallest set of pins that `meets` accepts.
+
+    Both ends are measured first. Then the set that an additive model of the damages proposes (the cheapest by
+    `prices`), or the shortest prefix of the ranking; then every pin is tried without, worst first, until none
+    can be left out. Each set is measured once.
+    """
+    tried: dict[frozenset[str], bool] = {}
+
+    def measured(ids: frozenset[str]) -> bool:
+        if ids not in tried:
+            tried[ids] = meets(ids)
+        return tried[ids]
+
+    order = [effect.candidate.id for effect in ranking.effects]
+    if measured(frozenset()):
+        return PinSearch("not-needed", [], True, tried)
+    if not measured(frozenset(order)):
+        return PinSearch("impossible", order, False, tried)
+    start = _first_set(ranking, measured, prices)
+    pins = _thinned(start, order, measured)
+    return PinSearch("found", [i for i in order if i in pins], True, tried)
+
+
+def _first_set(ranking: Ranking, measured: Meets, prices: Mapping[str, float] | None) -> frozenset[str]:
+    order = [effect.candidate.id for effect in ranking.effects]
+    prefix = frozenset(order[: _shortest_prefix(order, measured)])
+    proposed = additive_choice(ranking.effects, ranking.total, prices)
+    if proposed and len(proposed) < len(prefix) and measured(proposed):
+        return proposed
+    return prefix
+
+
+def _shortest_prefix(order: Sequence[str], measured: Meets) -> int:
+    """A prefix length that meets the target while one shorter misses it; doubling, then bisection."""
+    low, high = 0, 1
+    while high < len(order) and not measured(frozenset(order[:high])):
+        low, high = high, 2 * high
+    high = min(high, len(order))
+    while high - low > 1:
+        middle = (low + high) // 2
+        if measured(frozenset(order[:middle])):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _thinned(pins: frozenset[str], order: Sequence[str], measured: Meets) -> frozenset[str]:
+    """Leave out pins, the least effective first, until every remaining one is needed."""
+    removed = True
+    while removed:
+        removed = False
+        for pin in [i for i in reversed(order) if i in pins]:
+            if measured(pins - {pin}):
+                pins, removed = pins - {pin}, True
+    return pins
+
+
+def additive_choice(
+    effects: Sequence[Effect], total: float, prices: Mapping[str, float] | None = None
+) -> frozenset[str]:
+    """Candidates to raise so that the damages of the others add up to at most 1, at the lowest price.
+
+    The damages are scaled so that all of them together give the measured `total`. Mixed-integer linear
+    programme (scipy.optimize.milp). Empty when the model says nothing (damages not finite, or no solution).
+    """
+    damages = np.array([max(effect.lowered_mean, 0.0) for effect in effects])
+    if not (np.isfinite(damages).all() and math.isfinite(total)) or damages.sum() <= 0:
+        return frozenset()
+    damages *= total / damages.sum()
+    cost = np.array([(prices or {}).get(effect.candidate.id, 1.0) for effect in effects])
+    need = LinearConstraint(damages[np.newaxis, :], lb=damages.sum() - 1.0)
+    solved = milp(cost, constraints=need, integrality=np.ones(len(effects)), bounds=Bounds(0, 1))
+    if solved.x is None:
+        return frozenset()
+    return frozenset(e.candidate.id for e, raised in zip(effects, solved.x, strict=True) if raised > 0.5)
+
+
+def unstable_pins(pins: Sequence[str], effects: Sequence[Effect]) -> list[str]:
+    """Pins that one half of the batches ranks far lower: behind twice the number of pins."""
+    batches = len(effects[0].lowered) if effects else 0
+    if batches < 2:
+        return []
+    halves = [_order(effects, range(start, batches, 2)) for start in (0, 1)]
+    limit = 2 * max(len(pins), 1)
+    return [pin for pin in pins if max(half.index(pin) for half in halves) >= limit]
+
+
+def _order(effects: Sequence[Effect], batches: range) -> list[str]:
+    def score(effect: Effect) -> float:
+        return sum(effect.lowered[b] for b in batches) + sum(max(effect.raised[b], 0.0) for b in batches)
+
+    return [effect.candidate.id for effect in sorted(effects, key=score, reverse=True)]
+
+
+def candidates_of(lowered: Sequence[str], groups: Sequence[tuple[str, Sequence[str]]]) -> list[Candidate]:
+    """Candidates in graph order: each lowered layer, with its group (kind, layers) if it has one."""
+    position = {layer: index for index, layer in enumerate(lowered)}
+    taken: set[str] = set()
+    found = []
+    for kind, layers in groups:
+        members = [layer for layer in layers if layer in position and layer not in taken]
+        if len(members) > 1:
+            found.append(Candidate(min(members, key=position.__getitem__), frozenset(members), kind))
+            taken.update(members)
+    found += [Candidate(layer, frozenset({layer})) for layer in lowered if layer not in taken]
+    return sorted(found, key=lambda candidate: position[candidate.id])

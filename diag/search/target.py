@@ -1,0 +1,77 @@
+"""What a search must reach, and how far from it a measurement is. Pure functions of output metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+OutputMetrics = Mapping[str, Mapping[str, float]]
+"""Metrics by output name."""
+
+
+class Bound(Protocol):
+    """A threshold on one metric (see `diag.gate.threshold.Threshold`)."""
+
+    @property
+    def metric(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def bound(self) -> float: ...
+    @property
+    def output(self) -> str | None: ...
+    def holds(self, value: float | None) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """All of the bounds, each on the output that it names or on every output that has the metric."""
+
+    bounds: Sequence[Bound]
+
+    def met(self, outputs: OutputMetrics) -> bool:
+        """Whether every bound holds; a bound that no output can answer does not."""
+        return all(_holds(bound, outputs) for bound in self.bounds)
+
+    def damage(self, outputs: OutputMetrics) -> float:
+        """Distance from the reference, in units of what the target allows (1 at the target).
+
+        The worst bound decides. Damages of small independent errors add up: SQNR counts as a noise-to-signal
+        ratio, cosine as 1 - cosine, KL as itself; agreement of decisions is judged by KL, which is finer.
+        """
+        return max((_damage(bound, outputs) for bound in self.bounds), default=0.0)
+
+    def __str__(self) -> str:
+        return ", ".join(str(bound) for bound in self.bounds)
+
+
+def _answers(bound: Bound, outputs: OutputMetrics) -> list[Mapping[str, float]]:
+    chosen = [m for name, m in outputs.items() if bound.output in (None, name)]
+    return [metrics for metrics in chosen if bound.metric in metrics]
+
+
+def _holds(bound: Bound, outputs: OutputMetrics) -> bool:
+    answers = _answers(bound, outputs)
+    return bool(answers) and all(bound.holds(m[bound.metric]) and m.get("nonfinite", 0) == 0 for m in answers)
+
+
+def _damage(bound: Bound, outputs: OutputMetrics) -> float:
+    return max((_one_damage(bound, metrics) for metrics in _answers(bound, outputs)), default=math.inf)
+
+
+def _one_damage(bound: Bound, metrics: Mapping[str, float]) -> float:
+    if metrics.get("nonfinite", 0) > 0:
+        return math.inf
+    if bound.metric == "sqnr_db":
+        return 10 ** ((bound.bound - metrics["sqnr_db"]) / 10)
+    if bound.metric == "cosine":
+        return (1 - metrics["cosine"]) / max(1 - bound.bound, 1e-12)
+    if bound.metric == "top1" and "kl" in metrics:
+        return metrics["kl"]
+    if bound.metric == "top1":
+        return (1 - metrics["top1"]) / max(1 - bound.bound, 1e-12)
+    if bound.metric == "rel_l2":
+        return (metrics["rel_l2"] / max(bound.bound, 1e-12)) ** 2
+    return abs(metrics[bound.metric]) / max(abs(bound.bound), 1e-12)
