@@ -43,6 +43,11 @@ class EngineRules(BaseModel):
     noise_ratio: float
     observer_ratio: float
     row_roundoffs: float
+    row_floor_rel_l2: float
+
+    def row_tolerance(self, unit_roundoff: float) -> float:
+        """What rows of one batch may differ by, and still agree; beyond `good_rel_l2` nothing does."""
+        return min(max(self.row_roundoffs * unit_roundoff, self.row_floor_rel_l2), self.good_rel_l2)
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,130 @@
+"""What the GPU suite measures besides the engines: a mend, the observer effect, overhead, weak typing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+import numpy as np
+
+from benchmarks.gpu_backends import Built
+from benchmarks.gpu_parts import Bench, Found, Variant, build_facts, identity_of, measure_variant
+from diag.compare.record import Record
+from diag.compare.split import Gaps, observer_verdict
+from diag.engines.onnxruntime import Array
+from diag.engines.runner import Feed
+from diag.engines.tensorrt import Marks
+from diag.engines.weak import WeakTyping
+from diag.pipeline.compare import compare
+from diag.pipeline.engine_run import output_gaps
+from diag.pipeline.prepare import plan_on
+from diag.pipeline.settings import CompareSettings
+from diag.plan.schema import plan_for_format, read_plan
+from diag.progress import Silent
+
+
+def mend(bench: Bench) -> Found:
+    """FP16 mended by measurement: the pins that compare's findings ask for, then the mended engine."""
+    out = bench.work / "compare"
+    settings = CompareSettings(
+        str(bench.model_path), str(bench.data), str(out), format="fp16", limit=min(bench.batches, 2)
+    )
+    began = time.monotonic()
+    report = compare(settings, Silent())
+    seconds = time.monotonic() - began
+    plan = read_plan(str(out / "mend.yaml"))
+    found = measure_variant(bench, Variant("fp16-mended", plan))
+    kinds = [f"{f.kind}: {f.title} ({len(f.mend.pins)} pins)" for f in report.findings]
+    return {"compare_s": seconds, "pins": len(plan.pins), "findings": kinds, **found}
+
+
+def observer(bench: Bench) -> Found:
+    """Every tensor marked as an output, beside the shipped engine and a rebuild without the timing cache."""
+    variant = Variant("fp16", plan_for_format("fp16"))
+    planned = plan_on(str(bench.model_path), variant.plan)
+    onnx, shipped = bench.work / "fp16.onnx", bench.runs["fp16"]
+    feed = bench.feeds(planned).first()
+    with bench.gpu():
+        outputs, _, _ = _run_once(bench, shipped, feed)
+        others: Found = {}
+        ways: dict[str, tuple[Marks, bool]] = {"rebuilt": ("none", False), "marked": ("all", True)}
+        for name, (marks, cached) in ways.items():
+            more: Found = {"marks": marks} if cached else {"marks": marks, "timing_cache": None}
+            options = bench.options(planned, variant, **more)
+            engine = bench.work / f"fp16-{name}.engine"
+            built = bench.backend.build(onnx, engine, options, identity_of(planned))
+            got, latency, _ = _run_once(bench, built, feed)
+            others[name] = {
+                "kernels": len(built.kernels),
+                "build_s": built.seconds,
+                "latency": latency,
+                "rel_l2": output_gaps(outputs, got),
+                "max_abs": {n: float(np.abs(got[n] - outputs[n]).max()) for n in outputs},
+            }
+    verdicts = {}
+    for name, gap in others["marked"]["rel_l2"].items():
+        noise = others["rebuilt"]["rel_l2"][name]
+        verdict = observer_verdict(Gaps(0.0, 0.0, 0.0, noise_gap=noise, marked_gap=gap))
+        verdicts[name] = asdict(verdict) if verdict else {}
+    return {"shipped_kernels": len(shipped.kernels), **others, "verdicts": verdicts}
+
+
+def _run_once(bench: Bench, built: Built, feed: Feed) -> tuple[dict[str, Array], Found, float]:
+    runner = bench.backend.open(built)
+    try:
+        outputs = runner.run(feed)
+        latency = asdict(runner.latency(feed))
+        began = time.perf_counter()
+        for _ in range(20):
+            runner.run(feed)
+        return outputs, latency, (time.perf_counter() - began) * 50
+    finally:
+        runner.close()
+
+
+def overhead(bench: Bench) -> Found:
+    """What a batch costs on the engine's side: bare, with its arrays moved, and compared too."""
+    planned = plan_on(str(bench.model_path), plan_for_format("fp16"))
+    feed = bench.feeds(planned).first()
+    assert bench.reference is not None
+    reference = bench.reference.run(feed)
+    records = {name: Record() for name in reference}
+    with bench.gpu():
+        outputs, latency, moved_ms = _run_once(bench, bench.runs["fp16"], feed)
+    began = time.perf_counter()
+    for number in range(20):
+        for name, record in records.items():
+            record.update(number, reference[name], outputs[name])
+    compared_ms = (time.perf_counter() - began) * 50
+    bare = latency["median_ms"]
+    return {
+        "bare_ms": bare,
+        "with_transfers_ms": moved_ms,
+        "compare_outputs_ms": compared_ms,
+        "times_bare": (moved_ms + compared_ms) / bare,
+        "times_with_transfers": (moved_ms + compared_ms) / moved_ms,
+    }
+
+
+def weak(bench: Bench) -> Found:
+    """INT8 and FP16 by flags and an entropy calibrator: is there any INT8 in what the builder makes of it?"""
+    variant = Variant("weak", plan_for_format("int8"))
+    planned = plan_on(str(bench.model_path), variant.plan)
+    typing = WeakTyping(
+        ("int8", "fp16"), cache=str(bench.work / "weak.cache"), batches=str(bench.calibration)
+    )
+    options = bench.options(planned, variant, weak=typing)
+    assert bench.reference is not None
+    feed = bench.feeds(planned).first()
+    with bench.gpu():
+        built = bench.backend.build(
+            bench.model_path, bench.work / "weak.engine", options, identity_of(planned)
+        )
+        outputs, latency, _ = _run_once(bench, built, feed)
+    int8 = sum("int8" in kernel.dtypes for kernel in built.kernels)
+    return {
+        **build_facts(built),
+        "int8_kernels": int8,
+        "latency_ms": latency["median_ms"],
+        "rel_l2": output_gaps(bench.reference.run(feed), outputs),
+    }
