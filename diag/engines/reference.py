@@ -35,8 +35,8 @@ class Trust:
 def examine(model: Model, feed: Mapping[str, Array], types: Mapping[str, TensorInfo], seed: int = 0) -> Trust:
     """Run one batch three times: without optimisation, with all of it, and with every tensor jittered.
 
-    The jitter multiplies each float tensor that was rounded by 1 +- 2^-23, a random sign for each index of its
-    last axis where that is known; values that stand for minus infinity stay. Raises EngineError when ONNX
+    The jitter multiplies each float tensor that was rounded by 1 +- 2^-23, a random sign for each index of
+    its last axis where that is known; values that stand for minus infinity stay. Raises EngineError when ONNX
     Runtime cannot run the model.
     """
     names = list(model.outputs)

@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from diag.model.graph import Model
 from diag.numerics.formats import FORMATS
+from diag.pipeline.causes import Cause, Scene
 from diag.report.schema import Birth, Finding, LayerInfo, Mend, PinInfo, ReferenceTrust
-
-_SQUARES = frozenset({"Pow", "Mul", "ReduceSum", "ReduceMean", "ReduceL2", "ReduceSumSquare"})
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Evidence:
 
 def find(evidence: Evidence, trust: ReferenceTrust) -> list[Finding]:
     """Findings, best first: broken reference, overflow, layers with a large error of their own."""
-    return [*_reference(trust), *_overflow(evidence), *_sensitive(evidence)]
+    return [*_reference(trust), *_lost(evidence), *_sensitive(evidence)]
 
 
 def _reference(trust: ReferenceTrust) -> list[Finding]:
@@ -65,60 +64,70 @@ def _reference(trust: ReferenceTrust) -> list[Finding]:
     return found
 
 
-def _overflow(evidence: Evidence) -> list[Finding]:
-    """One finding for each kind of layer whose own arithmetic leaves the format's range."""
-    by_kind: dict[str, list[LayerInfo]] = {}
-    overflowing: set[str] = set()
-    for layer in evidence.layers:
-        if layer.local.get("nonfinite", 0) > 0 and layer.format != "fp32":
-            # A layer that only receives what another could not hold is not to blame.
-            if overflowing.isdisjoint(evidence.model.layer_by_id[layer.id].reads):
-                by_kind.setdefault(overflow_kind(layer), []).append(layer)
-            overflowing.update(layer.outputs)
+def _lost(evidence: Evidence) -> list[Finding]:
+    """One finding for each cause by which layers lose values altogether."""
+    scene = Scene(evidence.model, {layer.name: layer for layer in evidence.layers})
     reaching = {b.layer for b in evidence.births if b.reaches_output}
+    by_kind: dict[str, list[tuple[LayerInfo, Cause]]] = {}
+    for layer in _losing(evidence, reaching):
+        cause = scene.cause(layer)
+        by_kind.setdefault(cause.kind, []).append((layer, cause))
     found = []
-    for kind, layers in by_kind.items():
-        harmful = any(layer.name in reaching for layer in layers)
-        found.append(_overflow_finding(kind, layers, harmful))
+    for kind, causes in by_kind.items():
+        harmful = any(layer.name in reaching for layer, _ in causes)
+        found.append(_lost_finding(kind, causes, harmful))
     return sorted(found, key=lambda f: f.severity != "error")
 
 
-def overflow_kind(layer: LayerInfo) -> str:
-    """Name of the fault, from what the layer is for."""
-    if layer.role == "norm" and layer.op_type in _SQUARES:
-        return "norm-square-overflow"
-    if layer.role == "attn_mask":
-        return "mask-constant"
-    if layer.op_type in ("Exp", "Log", "Softplus"):
-        return "exp-log-domain"
-    if layer.op_type.startswith("Reduce") or layer.op_type == "GlobalAveragePool":
-        return "reduction-accumulation"
-    return "activation-overflow"
+def _losing(evidence: Evidence, reaching: Collection[str]) -> list[LayerInfo]:
+    """Layers that lose values on the reference's inputs, or, where none before them does, on their own."""
+    found = []
+    overflowing: set[str] = set()
+    for layer in evidence.layers:
+        own = layer.local.get("nonfinite", 0) > 0
+        born = layer.name in reaching and layer.accumulated.get("nonfinite", 0) > 0
+        if layer.format != "fp32" and (own or born):
+            # A layer that only receives what another could not hold is not to blame.
+            if overflowing.isdisjoint(evidence.model.layer_by_id[layer.id].reads):
+                found.append(layer)
+            overflowing.update(layer.outputs)
+    return found
 
 
-def _overflow_finding(kind: str, layers: Sequence[LayerInfo], harmful: bool) -> Finding:
-    first = layers[0]
-    limit = FORMATS[first.format].max
-    largest = max(layer.local.get("reference_absmax", 0.0) for layer in layers)
-    what = "the square inside a norm" if kind == "norm-square-overflow" else first.op_type
-    many = f" and {len(layers) - 1} more like it" if len(layers) > 1 else ""
+def _lost_finding(kind: str, causes: Sequence[tuple[LayerInfo, Cause]], harmful: bool) -> Finding:
+    first = causes[0][0]
+    layers = list(dict.fromkeys(name for _, cause in causes for name in cause.layers))
+    pins = list(dict.fromkeys(name for _, cause in causes for name in cause.pins))
     return Finding(
         id=kind,
         kind=kind,
         severity="error" if harmful else "note",
-        layers=[layer.name for layer in layers],
-        title=f"{what} leaves the {first.format.upper()} range at {first.name}{many}",
+        layers=layers,
+        title=_lost_title(kind, [layer for layer, _ in causes], layers[0]),
         evidence={
-            "layers": len(layers),
-            "reference_absmax": largest,
-            "format_max": limit,
-            "nonfinite_elements": sum(layer.local["nonfinite"] for layer in layers),
+            "layers": len(causes),
+            "reference_absmax": max(x.local.get("reference_absmax", 0.0) for x, _ in causes),
+            "format_max": FORMATS[first.format].max,
+            "nonfinite_elements": sum(
+                x.local.get("nonfinite", 0) or x.accumulated["nonfinite"] for x, _ in causes
+            ),
         },
         mend=Mend(
             text="Keep these layers in FP32." if harmful else "The damage heals before any output: leave it.",
-            pins=[_pin(layer, "fp32", f"measured: {kind}") for layer in layers] if harmful else [],
+            pins=[_pin(name, "fp32", f"measured: {kind}") for name in pins] if harmful else [],
         ),
     )
+
+
+def _lost_title(kind: str, layers: Sequence[LayerInfo], born: str) -> str:
+    fmt = layers[0].format.upper()
+    many = f" and {len(layers) - 1} more like it" if len(layers) > 1 else ""
+    if kind == "small-constant":
+        return f"a small constant vanishes in {fmt} at {born}, and {layers[0].op_type} divides by 0{many}"
+    if kind == "mask-constant":
+        return f"a mask's constant is beyond the {fmt} range at {born}{many}"
+    what = "the square inside a norm" if kind == "norm-square-overflow" else layers[0].op_type
+    return f"{what} leaves the {fmt} range at {born}{many}"
 
 
 def _sensitive(evidence: Evidence) -> list[Finding]:
@@ -145,14 +154,27 @@ def _sensitive(evidence: Evidence) -> list[Finding]:
             evidence={"layers": len(bad), "local_sqnr_db": bad[0].local["sqnr_db"], "worst": bad[0].name},
             mend=Mend(
                 text=f"Try them in {fmt.upper()}; a small local error elsewhere can still add up.",
-                pins=[_pin(layer, fmt, f"local SQNR {layer.local['sqnr_db']:.1f} dB") for layer in bad],
+                pins=_sensitive_pins(evidence, bad, fmt),
             ),
         )
     ]
 
 
-def _pin(layer: LayerInfo, fmt: str, reason: str) -> PinInfo:
-    return PinInfo(target=layer.name, format=fmt, reason=reason, layers=1)
+def _sensitive_pins(evidence: Evidence, layers: Sequence[LayerInfo], fmt: str) -> list[PinInfo]:
+    """A float layer is bad by what rounding does to its inputs: those who write them move along."""
+    scene = Scene(evidence.model, {layer.name: layer for layer in evidence.layers})
+    pins: dict[str, PinInfo] = {}
+    for layer in layers:
+        names = (layer.name,) if FORMATS[layer.format].quantized else scene.with_producers(layer)
+        for name in names:
+            pins.setdefault(
+                name, _pin(name, fmt, f"local SQNR {layer.local['sqnr_db']:.1f} dB at {layer.name}")
+            )
+    return list(pins.values())
+
+
+def _pin(name: str, fmt: str, reason: str) -> PinInfo:
+    return PinInfo(target=name, format=fmt, reason=reason, layers=1)
 
 
 def mending_pins(findings: Sequence[Finding]) -> Mapping[str, PinInfo]:
