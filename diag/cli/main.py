@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from diag import __version__
-from diag.cli import build, calibrate, compare, convert, demo, doctor, gate, report
+from diag.cli import build, calibrate, compare, convert, demo, doctor, gate, inspect, pin, rank, report
 from diag.cli.console import INTERRUPTED, fail
 from diag.errors import TrtdiagError, UsageError
 
@@ -36,7 +36,7 @@ def _main(
     pass
 
 
-for module in (compare, calibrate, convert, build, gate, report, doctor, demo):
+for module in (compare, calibrate, convert, rank, pin, build, inspect, gate, report, doctor, demo):
     app.command(module.NAME, help=module.HELP, epilog=module.EXAMPLE)(module.run)
 
 

@@ -2,7 +2,7 @@
 
 `python -m diag.engines.build_worker` reads a request as JSON from its input, writes TensorRT's log to its
 output and the outcome as JSON to the file named in the request. `--probe FLAVOUR` only says whether it can
-build.
+build; `--inspect FLAVOUR ENGINE OUT` writes the inspector's JSON of an engine.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable()  # a crash leaves the Python stack in the log
     if arguments[:1] == ["--probe"]:
         return _probe(cast("tensorrt.Flavour", arguments[1]))
+    if arguments[:1] == ["--inspect"]:
+        return _inspect(cast("tensorrt.Flavour", arguments[1]), arguments[2], Path(arguments[3]))
     values = json.load(sys.stdin)
     outcome_path = Path(values.pop("outcome_path"))
     outcome = tensorrt.build(request_from(values), _write)
@@ -51,6 +53,16 @@ def _probe(flavour: tensorrt.Flavour) -> int:
         answer = tensorrt.try_here(flavour)
     except TrtdiagError as error:
         answer = {"problem": error.problem}
+    _write(json.dumps(answer) + "\n")
+    return 0
+
+
+def _inspect(flavour: tensorrt.Flavour, engine: str, out: Path) -> int:
+    answer = {"problem": "", "hint": ""}
+    try:
+        out.write_text(tensorrt.inspect_engine(engine, flavour, _write), encoding="utf-8")
+    except TrtdiagError as error:
+        answer = {"problem": error.problem, "hint": error.hint}
     _write(json.dumps(answer) + "\n")
     return 0
 

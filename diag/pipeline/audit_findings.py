@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from diag.kernels.audit import AuditFact, Kind, Request
-from diag.kernels.nodes import MULTIPLYING_OPS
+from diag.kernels.kernel import Kernel
+from diag.kernels.nodes import MULTIPLYING_OPS, NodeMap, built_types, map_nodes
 from diag.kernels.verbose_log import warns_of_fp16_norms
 from diag.model.graph import FLOAT_TYPES, Model, TensorInfo
+from diag.numerics.formats import FORMATS
 from diag.pipeline.prepare import Planned
 from diag.report.schema import Check, Finding, GateResult, Mend, PinInfo
 from diag.roles import norm_parts
+from diag.typed.apply import operands_of
+from diag.typed.operands import brings_quantizers
 
 FINDING_KINDS: Mapping[Kind, str] = {
     "format-absent": "precision-not-built",
@@ -69,6 +74,17 @@ def request_for_plan(planned: Planned, formats: Mapping[str, str], log: Path | N
     )
 
 
+def applicable_formats(planned: Planned) -> dict[str, str]:
+    """Format of each layer as the rewrite would apply it, which needs no scales to be known."""
+    model, formats = planned.model, planned.resolved.formats
+    quantized = {operand.layer for operand in operands_of(model, formats, planned.types)}
+    quantized |= {layer.id for layer in model.layers if brings_quantizers(model, layer)}
+    return {
+        layer: planned.plan.base if FORMATS[fmt].quantized and layer not in quantized else fmt
+        for layer, fmt in formats.items()
+    }
+
+
 def request_for_model(model: Model, types: Mapping[str, TensorInfo], log: Path | None = None) -> Request:
     """What a model that is built as it is asks for: the one float type that all of a layer's tensors have."""
     asked = {
@@ -82,14 +98,48 @@ def request_for_model(model: Model, types: Mapping[str, TensorInfo], log: Path |
     return Request(asked, op_types_of(model), norms=norms_of(model), fp16_norm_warning=parser_warned(log))
 
 
+def request_unasked(model: Model, log: Path | None = None) -> Request:
+    """Of an engine whose plan is not known nothing is asked; its layers are known all the same."""
+    layers = {
+        layer: "" for layer in data_layers(model) if model.layer_by_id[layer].op_type in MULTIPLYING_OPS
+    }
+    return Request(layers, op_types_of(model), norms=norms_of(model), fp16_norm_warning=parser_warned(log))
+
+
+def types_of(node_map: NodeMap, request: Request) -> dict[str, str]:
+    """Type in which each mapped node was built.
+
+    A layer that does not multiply has its request's type where its kernel shows that type at all: a kernel
+    that begins in FP32 and ends with a cast to FP16 computes in FP32.
+    """
+    types = built_types(node_map, request.op_types)
+    for node in types:
+        asked, op_type = request.asked(node), request.op_types.get(node, "")
+        kernel = node_map.main(node, op_type)
+        if asked and op_type not in MULTIPLYING_OPS and kernel is not None and asked in kernel.dtypes:
+            types[node] = asked
+    return types
+
+
+def built_counts(kernels: Sequence[Kernel], request: Request) -> dict[str, dict[str, int]]:
+    """Layers by the format asked for, and in which types they were built (`folded` where no kernel is)."""
+    types = types_of(map_nodes(kernels, request.formats), request)
+    counts: dict[str, Counter[str]] = {}
+    for node, asked in request.formats.items():
+        if asked:
+            counts.setdefault(asked, Counter())[types.get(node, "folded") or "unknown"] += 1
+    return {asked: dict(found) for asked, found in counts.items()}
+
+
 def op_types_of(model: Model) -> dict[str, str]:
     """Operator of each layer."""
     return {layer.id: layer.op_type for layer in model.layers}
 
 
-def norms_of(model: Model) -> frozenset[str]:
-    """Layers that are norms, or parts of one."""
-    return frozenset(layer for parts in norm_parts(model) for layer in parts)
+def norms_of(model: Model) -> tuple[str, ...]:
+    """Layers that are norms, or parts of one, in graph order."""
+    norms = {layer for parts in norm_parts(model) for layer in parts}
+    return tuple(layer.id for layer in model.layers if layer.id in norms)
 
 
 def data_layers(model: Model) -> list[str]:
@@ -171,6 +221,11 @@ def _pins(kind: Kind, nodes: Sequence[str]) -> list[PinInfo]:
     return [
         PinInfo(target=node, format="fp32", reason="norm built in FP16 alone", layers=1) for node in nodes
     ]
+
+
+def is_unmet(fact: AuditFact) -> bool:
+    """Whether the fact says that a request was not honoured."""
+    return fact.kind in _UNMET
 
 
 def strict_gate(findings: Sequence[Finding]) -> GateResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +15,9 @@ from diag.engines.stamp import stamp_path
 from diag.feeds import open_feeds
 from diag.files import output_file
 from diag.kernels.audit import AuditFact, Request, audit
-from diag.kernels.nodes import built_types, map_nodes
 from diag.model import shapes
 from diag.model.load import load_model
-from diag.pipeline.audit_findings import request_for_model, request_for_plan
+from diag.pipeline.audit_findings import built_counts, request_for_model, request_for_plan
 from diag.pipeline.build_settings import BuildSettings, refuse_settings
 from diag.pipeline.build_sources import Job, Source, write_source
 from diag.pipeline.prepare import choose_plan, plan_on
@@ -50,13 +48,8 @@ class Built:
 
     @property
     def built(self) -> dict[str, dict[str, int]]:
-        """Layers asked for, by format, and in which types they were built (`folded` where no kernel is)."""
-        formats, node_map = self.request.formats, map_nodes(self.result.kernels, self.request.formats)
-        types = built_types(node_map, self.request.op_types)
-        counts: dict[str, Counter[str]] = {}
-        for node, asked in formats.items():
-            counts.setdefault(asked, Counter())[types.get(node, "folded") or "unknown"] += 1
-        return {asked: dict(found) for asked, found in counts.items()}
+        """Layers by the format asked for, and in which types they were built."""
+        return built_counts(self.result.kernels, self.request)
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
