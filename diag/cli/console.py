@@ -8,20 +8,23 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     SpinnerColumn,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Drawn
 
 from diag.errors import OutputError, TrtdiagError
+from diag.progress import Progress, Silent
+
+T = TypeVar("T")
 
 INTERRUPTED = 130
 TEXT_WIDTH = 100
@@ -32,7 +35,7 @@ class Bar:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
-        self._progress = Progress(
+        self._progress = Drawn(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
@@ -64,6 +67,14 @@ class Bar:
 
     def note(self, text: str) -> None:
         self.console.print(f"trtdiag: {text}", markup=False, emoji=False, soft_wrap=True)
+
+
+def with_bar(silent: bool, work: Callable[[Progress], T]) -> T:
+    """Do long work, its progress drawn unless `silent`."""
+    if silent:
+        return work(Silent())
+    with Bar() as bar:
+        return work(bar)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from diag.engines.emulation import emulate
+from diag.engines.emulation import emulate, rename
 from diag.engines.onnxruntime import Array, Session
 from diag.engines.paired import Group, Pairing
 from diag.engines.slices import chunk_reads, piece_proto
@@ -47,16 +47,21 @@ class Switchable:
     """A model whose layers in `switches` are lowered or not, run by run."""
 
     def __init__(
-        self, model: Model, typed: Model, types: Mapping[str, TensorInfo], switches: Collection[str]
+        self,
+        model: Model,
+        typed: Model,
+        types: Mapping[str, TensorInfo],
+        switches: Collection[str],
+        always_low: Collection[str] = (),
     ) -> None:
-        """`typed` has every layer of `switches` lowered; all others compute in FP32 here.
+        """`typed` has every layer of `switches` and `always_low` lowered; all others compute in FP32 here.
 
         Raises EngineError when ONNX Runtime cannot run the graph.
         """
         self.switches = frozenset(switches)
         self.output_names = tuple(n for n in model.outputs if types[n].is_float)
         builder = _Builder(model, emulate(typed), types)
-        groups = builder.groups(self.switches)
+        groups = builder.groups(self.switches, frozenset(always_low))
         self._pieces = _pieces(builder, groups, self.switches, self.output_names)
         self.forward_equivalents = 0.0
         """Work done so far, in whole forward passes of one batch."""
@@ -114,22 +119,30 @@ def _switch(layer: str) -> str:
 class _Builder(Pairing):
     """Emits, for each switchable layer, an If around its FP32 nodes and its lowered ones."""
 
-    def groups(self, switches: Collection[str]) -> list[Group]:
+    def groups(self, switches: Collection[str], always_low: Collection[str]) -> list[Group]:
         self.prepare_header()
         return [
-            Group(layer.id, self._switched(layer, nodes, switches))
+            Group(layer.id, self._emitted(layer, nodes, switches, always_low))
             for layer, nodes in self.reference_groups()
         ]
 
-    def _switched(self, layer: Layer, high: list[NodeProto], switches: Collection[str]) -> list[NodeProto]:
-        if layer.id not in switches or self.same_arithmetic(layer):
+    def _emitted(
+        self, layer: Layer, high: list[NodeProto], switches: Collection[str], always_low: Collection[str]
+    ) -> list[NodeProto]:
+        if layer.id not in switches and layer.id not in always_low:
+            return high
+        if self.same_arithmetic(layer):
             return high
         self.local.clear()  # branches do not see each other: each has its own quantizers
         self.nodes = []
         low_names = self.emit_locally(layer)
         outputs = [name for name in layer.outputs if name in low_names]
-        low_branch = _branch("low", self.nodes, [low_names[name] for name in outputs])
-        return [_if(layer, _branch("high", high, outputs), low_branch, outputs)]
+        name, low, results = _branch("low", self.nodes, [low_names[output] for output in outputs])
+        if layer.id in switches:
+            return [_if(layer, _branch("high", high, outputs), (name, low, results), outputs)]
+        for node in low:
+            rename(node, dict(zip(results, outputs, strict=True)))
+        return low
 
 
 def _branch(

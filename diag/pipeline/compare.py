@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import diag
@@ -40,10 +41,11 @@ MEND_FILE = "mend.yaml"
 ENGINES = ("emulate", "tensorrt", "tensorrt-rtx")
 
 
-def compare(settings: CompareSettings, progress: Progress) -> Report:
+def compare(settings: CompareSettings, progress: Progress, extra_findings: Sequence[Finding] = ()) -> Report:
     """Run the comparison and write report.json, report.html and plan.yaml into `settings.out`.
 
-    Where findings ask for pins, mend.yaml is the plan with these pins added.
+    Where findings ask for pins, mend.yaml is the plan with these pins added. `extra_findings` are what a
+    search found before; they come first.
     """
     clock = Clock(datetime.datetime.now(datetime.UTC), time.monotonic())
     refuse_engine(settings.engine)
@@ -61,6 +63,7 @@ def compare(settings: CompareSettings, progress: Progress) -> Report:
     job = Job(settings, planned, feeds, typed, trust, table, calibration, clock)
     comparison, watches = _compare_layers(job, progress)
     report = assemble(job, comparison, watches)
+    report.findings = [*extra_findings, *report.findings]
     _write(report, job, out)
     return report
 

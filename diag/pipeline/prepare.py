@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from diag.model import shapes
 from diag.model.graph import Model, TensorInfo
 from diag.model.load import load_model
 from diag.numerics.formats import FORMATS
-from diag.plan.resolve import Resolved, resolve
+from diag.plan.resolve import Resolved, Resolver
 from diag.plan.schema import Plan, plan_for_format, read_plan
 from diag.progress import Progress
 from diag.roles import Role, find_roles, norm_parts
@@ -30,6 +31,11 @@ class Planned:
     roles: Mapping[str, Role]
     plan: Plan
     resolved: Resolved
+    resolver: Resolver
+
+    def with_plan(self, plan: Plan) -> Planned:
+        """The same model under another plan. Raises PlanError."""
+        return dataclasses.replace(self, plan=plan, resolved=self.resolver.resolve(plan))
 
     @property
     def activations(self) -> tuple[str, ...]:
@@ -65,8 +71,8 @@ def plan_on(model_path: str, plan: Plan) -> Planned:
     roles = find_roles(model)
     names = {layer: role.name for layer, role in roles.items()}
     blocks = {layer: role.block for layer, role in roles.items()}
-    resolved = resolve(plan, model, names, blocks, norm_parts(model), types)
-    return Planned(model, types, roles, plan, resolved)
+    resolver = Resolver.of(model, names, blocks, norm_parts(model), types)
+    return Planned(model, types, roles, plan, resolver.resolve(plan), resolver)
 
 
 def _refuse_unavailable(plan: Plan) -> None:

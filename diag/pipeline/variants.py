@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from diag.compare.comparison import TensorKind
-from diag.compare.record import Array
+from diag.compare.record import Array, Record
+from diag.engines.emulation import emulate
+from diag.engines.onnxruntime import Session
+from diag.engines.reference import with_outputs
 from diag.engines.switchable import Switchable, Trace
+from diag.model.graph import Model
 from diag.pipeline.trials import Metrics, TrialStore
 from diag.search.target import Target
 
@@ -45,9 +49,7 @@ class Variants:
         known = self._store.find(low, numbers) if self._store else None
         if known is not None:
             return known
-        records = {
-            name: self._kinds.get(name, TensorKind()).record() for name in self._switchable.output_names
-        }
+        records = self._records()
         for number in numbers:
             reference = self._reference(number)
             outputs = self._outputs(low, number, alone=len(numbers) == 1)
@@ -58,6 +60,23 @@ class Variants:
         if self._store:
             self._store.keep(low, numbers, found)
         return found
+
+    def plan_metrics(self, typed: Model, batches: Sequence[int]) -> Metrics:
+        """Metrics of every float output of a typed model, emulated whole, over these batches."""
+        emulation = emulate(typed)
+        session = Session(
+            with_outputs(emulation.proto, list(self._switchable.output_names)), emulation.weights
+        )
+        records = self._records()
+        for number in batches:
+            reference, outputs = self._reference(number), session.run(self._batches[number])
+            for name, record in records.items():
+                record.update(number, reference[name], outputs[name])
+        return {name: record.metrics() for name, record in records.items()}
+
+    def _records(self) -> dict[str, Record]:
+        names = self._switchable.output_names
+        return {name: self._kinds.get(name, TensorKind()).record() for name in names}
 
     def damage(self, target: Target, low: frozenset[str], batch: int) -> float:
         """Damage of one batch, in units of what the target allows."""

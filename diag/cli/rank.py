@@ -1,0 +1,63 @@
+"""`trtdiag rank`: what each layer costs, alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from diag.cli import options
+from diag.cli.console import Output, with_bar
+from diag.cli.search_options import Budget, Holdout, Target, settings_of
+from diag.pipeline.search import RANKING_FILE, rank_layers
+from diag.search.rank import Ranking
+
+NAME = "rank"
+HELP = (
+    "Measure every lowered layer alone: the damage when only it is lowered, the gain when only it is raised."
+)
+EXAMPLE = "Example: trtdiag rank model.onnx --format int8 --data batches/ --out ranking"
+
+_SHOWN = 12
+
+
+def run(
+    model: options.Model,
+    data: options.Data,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help=f"Folder for {RANKING_FILE}.")],
+    target: Target = None,
+    plan: options.Plan = None,
+    format_: options.Format = None,
+    calibration: options.Calibration = None,
+    holdout: Holdout = None,
+    limit: options.Limit = None,
+    budget: Budget = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    settings = settings_of(
+        model, data, out, target or ["sqnr_db>=30"], plan, format_, calibration, holdout, limit, budget
+    )
+    ranking = with_bar(quiet or as_json, lambda progress: rank_layers(settings, progress))
+    body = {
+        "ranking": f"{out}/{RANKING_FILE}",
+        "settled": ranking.settled,
+        "batches": ranking.batches,
+        "kendall_tau": ranking.kendall_tau,
+        "worst": [effect.candidate.id for effect in ranking.effects[:_SHOWN]],
+    }
+    Output(as_json, quiet).result(body, lambda: _table(ranking))
+    return 0
+
+
+def _table(ranking: Ranking) -> Table:
+    state = "settled" if ranking.settled else "not settled"
+    caption = f"{ranking.batches} batches, order {state}, Kendall tau {ranking.kendall_tau:.2f}"
+    table = Table("layer", "lowered alone", "gain raised alone", "spread", box=None, caption=caption)
+    for effect in ranking.effects[:_SHOWN]:
+        values = (effect.lowered_mean, effect.raised_mean)
+        shown = [f"{value:.3g}" if math.isfinite(value) else "not finite" for value in values]
+        table.add_row(effect.candidate.id, *shown, f"{effect.spread:.0%}")
+    return table
