@@ -1,7 +1,7 @@
 """Which of very many candidates are worth a measurement of their own: those with the largest local error.
 
-A plan that lowers every layer (FP16) has a thousand candidates. The screen only leaves out; it decides nothing:
-layers left out stay lowered, and if the target is missed with every candidate raised, the search says so.
+A plan that lowers every layer (FP16) has a thousand candidates. The screen only leaves out and decides
+nothing: layers left out stay lowered, and if the target is missed with every candidate raised, the search says so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def screened(
     trust: Trust,
     progress: Progress,
 ) -> list[Candidate]:
-    """Candidates that destroy values on one batch, and those with the largest local errors, in graph order."""
+    """Candidates that destroy values on one batch, and those with the largest local errors."""
     progress.start(f"screening {len(candidates)} candidates by local error", None)
     local = _local_errors(planned, lowered, feed, trust)
     error = {c.id: min(local.get(layer, float("inf")) for layer in c.layers) for c in candidates}
