@@ -160,7 +160,8 @@ def measure_variant(bench: Bench, variant: Variant) -> Found:
         finally:
             runner.close()
     request = request_for_plan(planned, found.pop("formats"), built.log)
-    found["audit"] = [f"{fact.severity}: {fact.text}" for fact in audit(built.kernels, request)]
+    facts = audit(built.kernels, request) if built.kernels else []
+    found["audit"] = [f"{fact.severity}: {fact.text}" for fact in facts]
     return found
 
 

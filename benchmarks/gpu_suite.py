@@ -100,17 +100,13 @@ def _start(name: str, number: int, args: argparse.Namespace) -> subprocess.Popen
     paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(args.models.resolve()))))
     with (args.out / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
-            [*_pinned(own), *command],
+            command,
             cwd=CHECKOUT,
-            env={**os.environ, "PYTHONPATH": paths, "GPU_SUITE_CORES": str(len(own))},
+            env={**os.environ, "PYTHONPATH": paths, "GPU_SUITE_CORES": ",".join(map(str, own))},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-
-def _pinned(cores: Sequence[int]) -> list[str]:
-    return ["taskset", "-c", ",".join(map(str, cores))]
 
 
 def _collected(args: argparse.Namespace, children: Mapping[str, subprocess.Popen[bytes]]) -> Found:
@@ -193,8 +189,9 @@ class _Parts:
 
 
 def _child(args: argparse.Namespace) -> int:
-    cores = int(os.environ.get("GPU_SUITE_CORES") or os.cpu_count() or 1)
-    os.cpu_count = lambda: cores  # ONNX Runtime is given as many threads as this says
+    cores = {int(core) for core in os.environ["GPU_SUITE_CORES"].split(",")}
+    os.sched_setaffinity(0, cores)
+    os.cpu_count = lambda: len(cores)  # ONNX Runtime is given as many threads as this says
     from benchmarks import gpu_extras, gpu_parts
     from benchmarks.gpu_backends import Rehearsal, TensorRt
     from diag.compare.comparison import TensorKind

@@ -37,7 +37,7 @@ def _row(name: str, part: Found) -> str:
     output = _worst(part["outputs"])
     errors, latency = part["outputs"][output], part["latency"]
     cells = [
-        name if name != "fp16-mended" else f"{name} ({part.get('pins')} pins)",
+        f"{name} ({part['pins']} pins)" if "pins" in part else name,
         f"{part['build_s']:.1f} s",
         f"{part['kernels']} ({part['reformats']})",
         f"{latency['median_ms']:.3f} ms ({latency['low_ms']:.3f} to {latency['high_ms']:.3f})",

@@ -121,7 +121,8 @@ class TensorRtRunner:
         self._torch = _torch()
         self._trt = trt
         with self._memory_named():
-            self._runtime = trt.Runtime(make_logger(trt, self._keep_error))
+            self._logger = make_logger(trt, self._keep_error)
+            self._runtime = trt.Runtime(self._logger)
             self._engine = self._loaded(self._runtime.deserialize_cuda_engine(path.read_bytes()), "load")
             self.context = self._loaded(self._engine.create_execution_context(), "prepare")
             self._stream = self._torch.cuda.Stream()
