@@ -1,7 +1,7 @@
 """Which of very many candidates are worth a measurement of their own: those with the largest local error.
 
 A plan that lowers every layer (FP16) has a thousand candidates. The screen only leaves out and decides
-nothing: layers left out stay lowered, and if the target is missed with every candidate raised, the search says so.
+nothing: layers left out stay lowered, and a target missed with every candidate raised is said to be.
 """
 
 from __future__ import annotations
