@@ -50,10 +50,9 @@ class Scene:
         mask = self._mask(layer, fmt)
         if mask:
             return Cause("mask-constant", mask, (*mask, *self._readers(mask[-1], fmt)))
-        if layer.op_type in _DIVIDES and _absmax(info) <= fmt.max:
-            path = self._vanished(layer, fmt)
-            if path:
-                return Cause("small-constant", path, path)
+        path = self._vanished(layer, fmt) if layer.op_type in _DIVIDES else ()
+        if path:
+            return Cause("small-constant", path, (*path, *self._readers(info.name, fmt)))
         return Cause(overflow_kind(info), (info.name,), (info.name, *self._readers(info.name, fmt)))
 
     def with_producers(self, info: LayerInfo) -> tuple[str, ...]:
@@ -69,7 +68,7 @@ class Scene:
     def _readers(self, name: str, fmt: Format) -> tuple[str, ...]:
         """Layers behind `name`, as far as values are beyond the format's range."""
         found: dict[str, None] = {}
-        waiting = [name]
+        waiting = [name] if _absmax(self.layers[name]) > fmt.max else []
         while waiting:
             for tensor in self.model.layer_by_id[waiting.pop()].outputs:
                 for reader in self.model.consumers.get(tensor, ()):

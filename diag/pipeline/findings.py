@@ -26,8 +26,12 @@ class Evidence:
 
 
 def find(evidence: Evidence, trust: ReferenceTrust) -> list[Finding]:
-    """Findings, best first: broken reference, overflow, layers with a large error of their own."""
-    return [*_reference(trust), *_lost(evidence), *_sensitive(evidence)]
+    """Findings, best first: broken reference, lost values, layers with a large error of their own, and
+    those where errors that are small before become large.
+    """
+    own = [*_lost(evidence), *_sensitive(evidence)]
+    explained = {name for finding in own for name in finding.layers}
+    return [*_reference(trust), *own, *_amplified(evidence, explained)]
 
 
 def _reference(trust: ReferenceTrust) -> list[Finding]:
@@ -155,6 +159,29 @@ def _sensitive(evidence: Evidence) -> list[Finding]:
             mend=Mend(
                 text=f"Try them in {fmt.upper()}; a small local error elsewhere can still add up.",
                 pins=_sensitive_pins(evidence, bad, fmt),
+            ),
+        )
+    ]
+
+
+def _amplified(evidence: Evidence, explained: Collection[str]) -> list[Finding]:
+    """Births that reach an output and that no layer's own error explains."""
+    births = [b for b in evidence.births if b.reaches_output and b.layer not in explained]
+    if not births:
+        return []
+    first = births[0]
+    cancels = evidence.model.layer_by_id[first.layer].op_type in ("Add", "Sub")
+    return [
+        Finding(
+            id="amplified-error",
+            kind="cancellation" if cancels else "sensitive-op",
+            severity="warning",
+            layers=[birth.layer for birth in births],
+            title=f"Errors that are small before {first.layer} are large behind it "
+            f"({first.before:.1f} dB to {first.after:.1f} dB)",
+            evidence={"layers": len(births), "before_sqnr_db": first.before, "after_sqnr_db": first.after},
+            mend=Mend(
+                text="No layer is bad by itself: give those before it a wider format, the last ones first."
             ),
         )
     ]
