@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from scipy.stats import kendalltau, spearmanr
@@ -86,7 +87,7 @@ def rank(
     everything = frozenset().union(*(c.layers for c in candidates))
     effects = [Effect(candidate) for candidate in candidates]
     began, totals, settled = time.monotonic(), [], False
-    previous: np.ndarray | None = None
+    previous: list[float] | None = None
     progress.start("measuring each layer alone", len(candidates) * len(batches))
     for batch in batches:
         full = damage(everything, batch)
@@ -94,16 +95,14 @@ def rank(
         for effect in effects:
             _measure(effect, damage, everything, full, batch)
             progress.advance()
-        scores = _scores(effects)
-        settled = previous is not None and _agreement(previous, scores) >= _SETTLED
+        scores = _scores(effects).tolist()
+        settled = previous is not None and _correlation(spearmanr, previous, scores) >= _SETTLED
         previous = scores
         if settled or time.monotonic() - began > budget_s:
             break
     order = sorted(zip(_scores(effects), effects, strict=True), key=lambda item: -item[0])
-    tau = kendalltau([e.lowered_mean for e in effects], [e.raised_mean for e in effects]).statistic
-    return Ranking(
-        [e for _, e in order], _mean(totals), len(totals), settled, 1.0 if math.isnan(tau) else float(tau)
-    )
+    tau = _correlation(kendalltau, [e.lowered_mean for e in effects], [e.raised_mean for e in effects])
+    return Ranking([e for _, e in order], _mean(totals), len(totals), settled, tau)
 
 
 def _measure(effect: Effect, damage: Damage, everything: frozenset[str], full: float, batch: int) -> None:
@@ -121,8 +120,10 @@ def _scores(effects: Sequence[Effect]) -> np.ndarray:
     return scores
 
 
-def _agreement(before: np.ndarray, after: np.ndarray) -> float:
-    if len(after) < 3:
-        return 1.0
-    value = float(spearmanr(before, after).statistic)
+def _correlation(measure: Callable[..., Any], one: Sequence[float], other: Sequence[float]) -> float:
+    """Rank correlation; 1 where neither side has an order, 0 where only one has."""
+    ordered = [len(set(side)) > 1 for side in (one, other)]
+    if not all(ordered):
+        return 0.0 if any(ordered) else 1.0
+    value = float(measure(one, other).statistic)
     return 1.0 if math.isnan(value) else value

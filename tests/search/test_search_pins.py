@@ -1,0 +1,144 @@
+"""Pin sets on models whose damage is written down, so that the right answer is known by brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+
+from diag.progress import Silent
+from diag.search.pins import PinSearch, additive_choice, candidates_of, find_pins, unstable_pins
+from diag.search.rank import Candidate, Effect, Ranking, rank
+
+NAMES = [f"layer{i}" for i in range(9)]
+Model = Callable[[frozenset[str]], float]
+"""Damage by the set of lowered layers; the target is a damage of at most 1."""
+
+
+def additive(parts: dict[str, float]) -> Model:
+    return lambda low: sum(parts.get(name, 0.01) for name in low)
+
+
+def masking(low: frozenset[str]) -> float:
+    """Two culprits of which one is enough for the whole damage."""
+    return 5.0 if low & {"layer2", "layer5"} else 0.01 * len(low)
+
+
+def together(low: frozenset[str]) -> float:
+    """Two layers that hurt only together."""
+    return 5.0 if {"layer3", "layer7"} <= low else 0.01 * len(low)
+
+
+PLANTED: dict[str, Model] = {
+    "one": additive({"layer4": 3.0}),
+    "two": additive({"layer1": 3.0, "layer6": 2.0}),
+    "many-small": additive(dict.fromkeys(NAMES, 0.3)),
+    "steps": additive({name: 0.2 * i for i, name in enumerate(NAMES)}),
+    "masking": masking,
+    "together": together,
+}
+
+
+def search(model: Model) -> tuple[PinSearch, Ranking]:
+    candidates = [Candidate(name, frozenset({name})) for name in NAMES]
+    ranking = rank(candidates, lambda low, _: model(low), range(2), Silent())
+    everything = frozenset(NAMES)
+    return find_pins(ranking, lambda ids: model(everything - ids) <= 1.0), ranking
+
+
+def smallest(model: Model) -> int:
+    everything = frozenset(NAMES)
+    return next(
+        size
+        for size in range(len(NAMES) + 1)
+        if any(model(everything - frozenset(pins)) <= 1.0 for pins in combinations(NAMES, size))
+    )
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_set_is_as_small_as_brute_force_finds_it(name: str) -> None:
+    found, _ = search(PLANTED[name])
+    assert found.outcome == "found"
+    assert len(found.pins) == smallest(PLANTED[name])
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_set_meets_the_target_and_no_pin_can_go(name: str) -> None:
+    model, everything = PLANTED[name], frozenset(NAMES)
+    found, _ = search(model)
+    pins = frozenset(found.pins)
+    assert model(everything - pins) <= 1.0
+    assert found.minimal
+    assert all(model(everything - (pins - {pin})) > 1.0 for pin in pins)
+
+
+def test_no_pins_where_the_target_holds_already() -> None:
+    found, _ = search(additive({}))
+    assert (found.outcome, found.pins) == ("not-needed", [])
+
+
+def test_a_miss_with_everything_raised_is_seen_in_two_trials() -> None:
+    found, _ = search(lambda low: 7.0)
+    assert found.outcome == "impossible"
+    assert len(found.tried) == 2
+
+
+def test_each_set_is_measured_once() -> None:
+    asked: list[frozenset[str]] = []
+    ranking = rank(
+        [Candidate(n, frozenset({n})) for n in NAMES],
+        lambda low, _: PLANTED["steps"](low),
+        range(1),
+        Silent(),
+    )
+
+    def meets(ids: frozenset[str]) -> bool:
+        asked.append(ids)
+        return PLANTED["steps"](frozenset(NAMES) - ids) <= 1.0
+
+    find_pins(ranking, meets)
+    assert len(asked) == len(set(asked))
+
+
+def test_masked_causes_show_in_the_kendall_tau() -> None:
+    _, clear = search(PLANTED["steps"])
+    _, masked = search(masking)
+    assert clear.kendall_tau > 0.99
+    assert masked.kendall_tau < 0.9
+
+
+def test_the_additive_choice_is_the_cheapest_by_price() -> None:
+    effects = [
+        Effect(Candidate(n, frozenset({n})), [d], [d]) for n, d in (("a", 2.0), ("b", 1.1), ("c", 1.2))
+    ]
+    # Raising a and c leaves 1.1, any other pair more: only all three reach 1.
+    assert additive_choice(effects, 4.3) == frozenset("abc")
+    assert additive_choice(effects, 3.6) == frozenset("ac")  # scaled to 1.67, 0.92, 1.00: {a, c} leaves 0.92
+    # Scaled to a total of 3.5, one of b and c may stay low (0.90, 0.98): the price decides which.
+    assert additive_choice(effects, 3.5, {"a": 1.0, "b": 9.0, "c": 1.0}) == frozenset("ac")
+    assert additive_choice(effects, 3.5, {"a": 1.0, "b": 1.0, "c": 9.0}) == frozenset("ab")
+
+
+def test_the_additive_choice_is_silent_about_infinite_damage() -> None:
+    effects = [Effect(Candidate("a", frozenset("a")), [float("inf")], [0.0])]
+    assert additive_choice(effects, float("inf")) == frozenset()
+
+
+def test_groups_are_one_candidate_named_by_their_first_layer() -> None:
+    found = candidates_of(["q", "k", "x", "v"], [("shared_input", ["v", "q", "k"]), ("norm", ["n"])])
+    assert [(c.id, c.layers, c.kind) for c in found] == [
+        ("q", frozenset("qkv"), "shared_input"),
+        ("x", frozenset("x"), "layer"),
+    ]
+
+
+def test_pins_that_only_one_half_of_the_data_supports_are_unstable() -> None:
+    names = [f"n{i}" for i in range(10)]
+    effects = [
+        Effect(Candidate(n, frozenset({n})), [1.0 - i / 10, 1.0 - i / 10], [0.0, 0.0])
+        for i, n in enumerate(names)
+    ]
+    effects[0] = Effect(effects[0].candidate, [5.0, 0.0], [0.0, 0.0])
+    assert unstable_pins(["n0"], effects) == ["n0"]
+    assert unstable_pins(["n1"], effects) == []

@@ -1,0 +1,91 @@
+"""Rankings and targets against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from diag.gate.threshold import parse_threshold
+from diag.progress import Silent
+from diag.search.rank import Candidate, rank
+from diag.search.target import Target
+
+CANDIDATES = [Candidate(name, frozenset({name})) for name in "abcd"]
+PARTS = {"a": 0.1, "b": 4.0, "c": 1.0, "d": 2.0}
+
+
+def target(*texts: str) -> Target:
+    return Target([parse_threshold(text) for text in texts])
+
+
+def test_effects_are_the_parts_of_an_additive_damage() -> None:
+    ranking = rank(CANDIDATES, lambda low, _: sum(PARTS[n] for n in low), range(3), Silent())
+    assert [e.candidate.id for e in ranking.effects] == ["b", "d", "c", "a"]
+    for effect in ranking.effects:
+        assert effect.lowered_mean == pytest.approx(PARTS[effect.candidate.id])
+        assert effect.raised_mean == pytest.approx(PARTS[effect.candidate.id])
+    assert ranking.total == pytest.approx(7.1)
+    assert ranking.kendall_tau == pytest.approx(1.0)
+
+
+def test_work_stops_when_the_order_is_settled() -> None:
+    seen: set[int] = set()
+
+    def damage(low: frozenset[str], batch: int) -> float:
+        seen.add(batch)
+        return sum(PARTS[n] for n in low)
+
+    ranking = rank(CANDIDATES, damage, range(50), Silent())
+    assert ranking.settled
+    assert seen == {0, 1}
+
+
+def test_an_order_that_keeps_changing_is_not_called_settled() -> None:
+    generator = np.random.default_rng(0)
+    noise = {batch: dict(zip("abcd", generator.random(4), strict=True)) for batch in range(3)}
+    ranking = rank(CANDIDATES, lambda low, b: sum(noise[b][n] ** 3 for n in low), range(3), Silent())
+    assert ranking.batches == 3
+    assert all(len(effect.lowered) == 3 for effect in ranking.effects)
+
+
+def test_a_spent_budget_keeps_the_batch_that_was_begun() -> None:
+    ranking = rank(CANDIDATES, lambda low, _: sum(PARTS[n] for n in low), range(9), Silent(), budget_s=0.0)
+    assert ranking.batches == 1
+    assert all(len(effect.lowered) == 1 for effect in ranking.effects)
+
+
+def test_infinite_damage_ranks_first() -> None:
+    ranking = rank(
+        CANDIDATES, lambda low, _: math.inf if "c" in low else sum(PARTS[n] for n in low), range(1), Silent()
+    )
+    assert ranking.effects[0].candidate.id == "c"
+
+
+@pytest.mark.parametrize(
+    ("text", "metrics", "met", "damage"),
+    [
+        ("sqnr_db>=30", {"sqnr_db": 30.0}, True, 1.0),
+        ("sqnr_db>=30", {"sqnr_db": 20.0}, False, 10.0),
+        ("cosine>=0.99", {"cosine": 0.98}, False, 2.0),
+        ("kl<=0.3", {"kl": 0.15}, True, 0.5),
+        ("top1>=0.99", {"top1": 0.97}, False, 3.0),
+        ("top1>=0.99", {"top1": 0.97, "kl": 0.02}, False, 0.02),
+        ("rel_l2<=0.1", {"rel_l2": 0.2}, False, 4.0),
+        ("sqnr_db>=30", {"sqnr_db": 40.0, "nonfinite": 3.0}, False, math.inf),
+        ("kl<=0.3", {"sqnr_db": 40.0}, False, math.inf),
+        ("sqnr_db>=30", {"sqnr_db": math.nan}, False, math.nan),
+    ],
+)
+def test_targets(text: str, metrics: dict[str, float], met: bool, damage: float) -> None:
+    goal = target(text)
+    assert goal.met({"y": metrics}) is met
+    assert goal.damage({"y": metrics}) == pytest.approx(damage, nan_ok=True)
+
+
+def test_every_output_must_meet_the_target_and_the_worst_counts() -> None:
+    outputs = {"y": {"sqnr_db": 35.0}, "z": {"sqnr_db": 25.0}}
+    assert not target("sqnr_db>=30").met(outputs)
+    assert target("y:sqnr_db>=30").met(outputs)
+    assert target("sqnr_db>=30").damage(outputs) == pytest.approx(10**0.5)
