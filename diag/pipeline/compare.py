@@ -26,13 +26,12 @@ from diag.pipeline.assemble import Clock, Job, assemble, tensor_kinds
 from diag.pipeline.prepare import Planned, calibrate, choose_plan, plan_on, read_scales
 from diag.pipeline.run import Checkpoint, run_batches
 from diag.pipeline.settings import CompareSettings
-from diag.plan.schema import Pin, plan_sha256, plan_to_yaml
+from diag.plan.schema import pin_for, plan_sha256, plan_to_yaml
 from diag.progress import Progress
 from diag.render.html import render_html
 from diag.report.io import checked_text
 from diag.report.schema import (
     Finding,
-    PinInfo,
     Report,
 )
 
@@ -80,7 +79,12 @@ def refuse_engine(engine: str) -> None:
 
 def refuse_settings(planned: Planned, settings: CompareSettings) -> None:
     """What would fail only after the long run: thresholds on no output, a table that does not fit."""
-    outputs = [n for n, info in planned.model.outputs.items() if info.is_float or not info.elem_type]
+    model = planned.model
+    outputs = [
+        name
+        for name, info in model.outputs.items()
+        if name in model.value_dependent and (info.is_float or not info.elem_type)
+    ]
     require_outputs(settings.fail_under, outputs)
     if settings.calibration is not None:
         read_scales(planned, settings.calibration)
@@ -117,7 +121,7 @@ def _write(report: Report, job: Job, out: Path) -> None:
     texts = {out / "plan.yaml": plan_to_yaml(plan)}
     pins = findings_of.mending_pins(report.findings)
     if pins:
-        added = tuple(_plan_pin(pin) for pin in pins.values())
+        added = tuple(pin_for(pin.target, pin.format, pin.reason) for pin in pins.values())
         texts[mend] = plan_to_yaml(plan.model_copy(update={"pins": (*plan.pins, *added)}))
         _name_command(report.findings, job.settings, mend)
     texts[out / "report.html"] = render_html(report)
@@ -125,10 +129,6 @@ def _write(report: Report, job: Job, out: Path) -> None:
     write_texts(texts)
     if not pins:
         mend.unlink(missing_ok=True)
-
-
-def _plan_pin(pin: PinInfo) -> Pin:
-    return Pin.model_validate({"match": pin.target, "format": pin.format, "reason": pin.reason})
 
 
 def _name_command(findings: list[Finding], settings: CompareSettings, mend: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from diag.compare.births import Damage, LayerFacts, find_births
 from diag.compare.comparison import Comparison
@@ -104,7 +104,7 @@ def birth_infos(
     sources = {w.tensor: w.source for w in watches}
     facts = [LayerFacts(layer.id, layer.reads, layer.outputs) for layer in model.layers]
     births = []
-    for place in find_births(facts, damage, set(model.outputs)):
+    for place in find_births(facts, damage, _ends(model, values)):
         worst = _worst(comparison.accumulated.get(sources[place.output])) or WorstCase(batch=0)
         births.append(
             Birth(
@@ -120,3 +120,21 @@ def birth_infos(
             )
         )
     return births
+
+
+def _ends(model: Model, compared: Collection[str]) -> set[str]:
+    """Compared tensors that a graph output is, or is made from without another compared tensor between.
+
+    An output of integers (an ArgMax, say) is not compared itself, and damage reaches it all the same.
+    """
+    ends: set[str] = set()
+    seen: set[str] = set()
+    waiting = list(model.outputs)
+    while waiting:
+        name = waiting.pop()
+        if name in compared:
+            ends.add(name)
+        elif name not in seen and name in model.producers:
+            waiting.extend(model.producers[name].reads)
+        seen.add(name)
+    return ends

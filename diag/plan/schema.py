@@ -173,6 +173,13 @@ class Plan(_Part):
         return self
 
 
+def pin_for(layer: str, fmt: str, reason: str = "") -> Pin:
+    """The pin of one layer by its name, whatever characters the name holds."""
+    is_pattern = layer.startswith(("re:", "glob:"))
+    match = f"re:^{re.escape(layer)}$" if is_pattern else layer
+    return Pin.model_validate({"match": match, "format": fmt, "reason": reason})
+
+
 def plan_for_format(name: str) -> Plan:
     """The plan without pins whose default is the format `name`. Raises PlanError when there is none such."""
     return plan_from_mapping({"schema": SCHEMA, "default": name}, "the requested plan")
