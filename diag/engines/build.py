@@ -30,7 +30,17 @@ FAILED_LOG_SUFFIX = ".failed.log"
 """A build that failed leaves `<engine>.failed.log`."""
 
 _LISTED_REFUSALS = 20
-_NO_DRIVER = "CUDA driver version is insufficient"
+_NO_GPU = (
+    "This needs an NVIDIA GPU and its driver; without one, name the compute capability to build for, and "
+    "leave --refit out."
+)
+_HINTS = {
+    "CUDA driver version is insufficient": _NO_GPU,
+    "CHECK(status == CUDA_SUCCESS) failed": _NO_GPU,
+    "libnvinfer_lean": "The lean runtime is not installed: leave --version-compatible out.",
+    "out of memory": "Lower --workspace-mb or the largest shapes, or free the GPU's memory.",
+}
+"""Words of the log's last error, and what mends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +295,7 @@ def _failure(name: str, outcome: Mapping[str, Any], request: BuildRequest, log: 
         return outcome["problem"], outcome["hint"]
     hint = outcome["hint"]
     note = "" if hint else _log_note(request, log)
-    if _NO_DRIVER in note:
-        hint = (
-            "This needs an NVIDIA GPU and its driver; without one, name the compute capability to build for."
-        )
+    hint = hint or next((mend for words, mend in _HINTS.items() if words in note), "")
     return f"{name} {outcome['version']}: {outcome['problem']}{note}", hint
 
 

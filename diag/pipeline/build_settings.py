@@ -74,7 +74,11 @@ def refuse_settings(settings: BuildSettings) -> None:
             "With --weak, scales come from --cache or --data.",
         ),
         (settings.timeout_s <= 0, "a time limit must be positive", "Leave --timeout out for half an hour."),
-        ((settings.workspace_mb or 1) < 1, "a workspace must be at least 1 MB", "Leave it out for no limit."),
+        (
+            settings.workspace_mb is not None and settings.workspace_mb < 1,
+            "a workspace must be at least 1 MB",
+            "Leave it out for no limit.",
+        ),
     )
     for wrong, problem, hint in conflicts:
         if wrong:

@@ -15,7 +15,8 @@ from diag.typed.operands import LINEAR_OPS
 
 KIND = "scale-stale-or-missing"
 
-_UNIT = struct.unpack("!f", bytes.fromhex("3c010a14"))[0]  # 1/127 in float32: a range of exactly 1
+_UNITS = tuple(struct.unpack("!f", bytes.fromhex(text))[0] for text in ("3c010204", "3c010a14"))
+"""A range of 1: 1/127 in float32, and what TensorRT's entropy calibrator makes of it, (1 + 2^-12)/127."""
 _SHARED_WARNING = 0.2
 _COVERAGE_WARNING = 0.95
 _SHOWN = 3
@@ -55,21 +56,21 @@ def _broken(cache: ScaleCache) -> list[Finding]:
 def _placeholders(cache: ScaleCache) -> list[Finding]:
     """Scales that nobody measured: a range of exactly 1, or a step of exactly 1."""
     found = []
-    for value, said in ((_UNIT, "1/127 (a range of exactly 1)"), (1.0, "1")):
-        names = [name for name, scale in cache.scales.items() if scale == value]
+    for values, said in ((_UNITS, "1/127 (a range of 1)"), ((1.0,), "1")):
+        names = [name for name, scale in cache.scales.items() if scale in values]
         if names:
             severity = "warning" if len(names) > _SHARED_WARNING * len(cache.scales) else "note"
-            title = f"{len(names)} of {len(cache.scales)} scales are exactly {said}, as placeholders are"
-            found.append(_finding(f"placeholder-{value:.3g}", severity, title, names))
+            title = f"{len(names)} of {len(cache.scales)} scales are {said}, as placeholders are"
+            found.append(_finding(f"placeholder-{values[0]:.3g}", severity, title, names))
     return found
 
 
 def _shared(cache: ScaleCache) -> list[Finding]:
     finite = Counter(scale for scale in cache.scales.values() if math.isfinite(scale))
-    if not finite or len(cache.scales) < 2:
+    if not finite:
         return []
     value, number = finite.most_common(1)[0]
-    if number <= _SHARED_WARNING * len(cache.scales) or value in (_UNIT, 1.0):
+    if number < 2 or number <= _SHARED_WARNING * len(cache.scales) or value in (*_UNITS, 1.0):
         return []
     names = [name for name, scale in cache.scales.items() if scale == value]
     whole = number == len(cache.scales)
