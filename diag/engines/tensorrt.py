@@ -144,8 +144,9 @@ def build(request: BuildRequest, write_log: Callable[[str], object]) -> BuildOut
         started = time.perf_counter()
         plan = builder.build_serialized_network(network, config)
         seconds = time.perf_counter() - started
-        if plan is None:
-            problem = getattr(calibrator, "problem", "") or "the builder found no engine for the model"
+        problem = getattr(calibrator, "problem", "")  # TensorRT builds on with what was fed until then
+        if plan is None or problem:
+            problem = problem or "the builder found no engine for the model"
             return BuildOutcome(version, seconds, problem=problem)
         _keep(trt, logger, plan, config, request)
         return BuildOutcome(version, seconds, int(plan.nbytes), notes=notes)
