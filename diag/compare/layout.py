@@ -32,6 +32,8 @@ _EXPLAINED = 0.02
 _SAMPLE = 4096
 _MOST_ROWS = 512
 _LARGEST_ROW = 1 << 22
+_LARGEST_SPLIT = 1 << 16
+"""An axis longer than this is not seen as two."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,8 @@ def _moves(ref: Flat, cand: Flat, shape: tuple[int, ...]) -> Iterator[_Move]:
         yield from _transposes(shape)
     if len(shape) > 1:
         yield from _row_rolls(ref, cand, shape)
+    for parts in _split_axes(shape):
+        yield from _transposes(parts)
 
 
 def _row_orders(ref: Flat, cand: Flat, shape: tuple[int, ...]) -> Iterator[_Move]:
@@ -208,6 +212,16 @@ def _rolled(shape: tuple[int, ...], axis: int, shift: int) -> Callable[[Index], 
         return np.asarray(np.ravel_multi_index(coordinates, shape), np.int64)
 
     return source
+
+
+def _split_axes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The shape with one axis seen as two: heads times their width, height times width."""
+    for axis in reversed(range(len(shape))):
+        if len(shape) >= MAX_RANK or shape[axis] > _LARGEST_SPLIT:
+            continue
+        for part in range(2, shape[axis] // 2 + 1):
+            if shape[axis] % part == 0:
+                yield (*shape[:axis], part, shape[axis] // part, *shape[axis + 1 :])
 
 
 def _transposes(shape: tuple[int, ...]) -> Iterator[_Move]:

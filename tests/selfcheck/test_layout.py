@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,11 @@ MOVES: dict[str, tuple[tuple[int, ...], Callable[[Array], Array], str]] = {
     "channels last": ((2, 3, 8, 8), lambda a: a.transpose(0, 2, 3, 1).reshape(a.shape), "transpose"),
     "untransposed buffer": ((19, 31), lambda a: a.reshape(31, 19).T, "reshape"),
     "rank 5": ((2, 3, 4, 2, 5), lambda a: a.transpose(0, 1, 4, 3, 2).reshape(a.shape), "transpose"),
+    "heads inside an axis": (
+        (2, 5, 24),
+        lambda a: a.reshape(2, 5, 4, 6).transpose(0, 2, 1, 3).reshape(a.shape),
+        "transpose",
+    ),
     "rolled columns": ((16, 32), lambda a: np.roll(a, 5, axis=1), "roll"),
     "a long axis": ((2, 5000), lambda a: np.roll(a, 1234, axis=1), "roll"),
     "batch offset": ((8, 64), lambda a: np.roll(a, -1, axis=0), "rows"),
@@ -128,6 +134,13 @@ def test_constants_zeros_and_lost_values() -> None:
     assert fingerprint(np.zeros((4, 8), np.float32), tensor(4, 8)) is None
     assert fingerprint(tensor(4, 8), np.zeros((4, 8), np.float32)) is None
     assert fingerprint(tensor(4, 8), np.full((4, 8), np.nan, np.float32)) is None
+
+
+def test_large_tensors_take_no_long_time() -> None:
+    reference = tensor(1, 64, 16384)
+    began = time.monotonic()
+    assert fingerprint(reference, tensor(1, 64, 16384)) is None
+    assert time.monotonic() - began < 20
 
 
 def test_a_gain_is_no_move() -> None:

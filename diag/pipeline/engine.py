@@ -1,0 +1,357 @@
+"""The engine stage of a comparison: build the typed model, read it back, run it beside the other numerics.
+
+Where no GPU can run the engine (TensorRT-RTX compiles without one), it is built and audited, and not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from diag.compare.comparison import TensorKind
+from diag.compare.layout import Layout, fingerprint
+from diag.compare.selfcheck import SelfCheck, self_checks
+from diag.compare.split import Gaps, Verdict, engine_rules, observer_verdict, split
+from diag.engines.build import BuildOptions, build_rtx, build_tensorrt
+from diag.engines.debug_tensors import can_observe
+from diag.engines.latency import Latency
+from diag.engines.runner import Feed, OnnxRuntimeRunner, Runner, TensorRtRunner, timed
+from diag.engines.stamp import Identity, Stamp, check_stamp
+from diag.engines.tensorrt import Flavour, Marks
+from diag.engines.tf32 import emulate_tf32
+from diag.errors import EngineError
+from diag.feeds import Feeds
+from diag.kernels.audit import audit
+from diag.kernels.kernel import Kernel
+from diag.kernels.known import Build, match_known_issues
+from diag.kernels.read import LOG_SUFFIX, read_kernels
+from diag.model.graph import Model
+from diag.model.save import save_model
+from diag.numerics.formats import FORMATS
+from diag.pipeline.audit_findings import findings_of, request_for_plan
+from diag.pipeline.build import CURRENT, TIMING_CACHE, default_target
+from diag.pipeline.engine_findings import Faults, fault_findings
+from diag.pipeline.engine_layers import observed_layers
+from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, run_three
+from diag.pipeline.inspect_report import kernel_infos, known_issue_findings
+from diag.pipeline.prepare import Planned
+from diag.pipeline.profiles import profiles_for
+from diag.plan.schema import plan_sha256
+from diag.progress import Progress
+from diag.report.schema import Finding, Metrics, Report
+from diag.typed.apply import TypedModel
+
+ENGINE_FILE = "model.engine"
+TYPED_FILE = "typed.onnx"
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What a user may choose about the engine of a comparison."""
+
+    engine: str
+    """`tensorrt`, `tensorrt-rtx`, or the path of an engine that exists."""
+    shapes: tuple[str, ...] = ()
+    """Profiles as `--shapes` takes them; what is not given comes from the data."""
+    tf32: bool = True
+    opt_level: int | None = None
+    compute_capability: str | None = None
+    timeout_s: float = 1800.0
+    noise_floor: bool = False
+    """Build once more without the timing cache: what two builds differ by."""
+    observer: bool = False
+    """Build once more with every tensor marked: what marking changes."""
+    table_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is compared; `kinds` as in `diag.compare.comparison`."""
+
+    planned: Planned
+    typed: TypedModel
+    feeds: Feeds
+    out: Path
+    kinds: Mapping[str, TensorKind] = field(default_factory=dict)
+
+    @property
+    def lowered(self) -> bool:
+        """Whether any layer computes in less than FP32."""
+        return any(fmt != "fp32" for fmt in self.typed.formats.values())
+
+    @property
+    def unit_roundoff(self) -> float:
+        """The widest of the formats in use; an integer format counts as one of 8 bits."""
+        return max(FORMATS[fmt].unit_roundoff or 2.0**-8 for fmt in {"fp32", *self.typed.formats.values()})
+
+
+@dataclass
+class EngineFound:
+    """What the engine stage adds to a report. Everything but kernels is empty where it could not be run."""
+
+    label: str
+    versions: dict[str, str]
+    flags: dict[str, str]
+    kernels: tuple[Kernel, ...]
+    findings: list[Finding] = field(default_factory=list)
+    outputs: OutputErrors = field(default_factory=OutputErrors)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    checks: list[SelfCheck] = field(default_factory=list)
+    layers: dict[str, Metrics] = field(default_factory=dict)
+    """By tensor: errors of what lies between the kernels that ship."""
+    latency: Latency | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def put_into(self, report: Report) -> None:
+        """Add everything to a report that holds the comparison of the emulation."""
+        report.run.engine = f"{self.label}; {report.run.engine}"
+        report.run.versions |= self.versions
+        report.run.flags |= self.flags
+        report.kernels = kernel_infos(self.kernels)
+        report.findings = [*self.findings, *report.findings]
+        for output in report.outputs:
+            if output.name in self.outputs.engine:
+                output.engine = self.outputs.engine[output.name].metrics()
+                output.engine_vs_emulation = self.outputs.engine_vs_emulation[output.name].metrics()
+        for layer in report.layers:
+            seen = [name for name in layer.outputs if name in self.layers]
+            layer.engine = min((self.layers[n] for n in seen), key=lambda m: m["sqnr_db"], default={})
+        if self.verdicts:
+            worst = max(
+                self.verdicts.values(), key=lambda v: (v.is_fault, v.numbers.get("total_rel_l2", 0.0))
+            )
+            report.verdict = f"{report.verdict} Engine: {worst.text}."
+
+
+@dataclass(frozen=True)
+class _Engine:
+    path: Path
+    stamp: Stamp
+    kernels: tuple[Kernel, ...]
+    log: Path
+
+
+def compare_engine(subject: Subject, settings: EngineSettings, progress: Progress) -> EngineFound:
+    """Build or open the engine, audit it, and run it over the same batches where a GPU can.
+
+    Raises EngineError when it cannot be built, belongs to another plan, or fails while it runs.
+    """
+    engine = _opened(subject, settings, progress)
+    request = request_for_plan(subject.planned, subject.typed.formats, engine.log)
+    found = EngineFound(
+        label=f"{engine.stamp.flavour} {engine.stamp.version}",
+        versions={engine.stamp.flavour: engine.stamp.version},
+        flags={f"engine {name}": value for name, value in engine.stamp.flags.items()},
+        kernels=engine.kernels,
+        findings=[*_known(engine, subject), *findings_of(audit(engine.kernels, request))],
+    )
+    if engine.stamp.flavour == "tensorrt-rtx" and not _runs_here(settings):
+        found.notes.append("built and read, not run: no GPU here runs TensorRT-RTX")
+        progress.note(found.notes[-1])
+        return found
+    _run(subject, settings, engine, found, progress)
+    return found
+
+
+def _runs_here(settings: EngineSettings) -> bool:
+    return default_target() == CURRENT and settings.compute_capability in (None, CURRENT)
+
+
+def _known(engine: _Engine, subject: Subject) -> list[Finding]:
+    if engine.stamp.flavour != "tensorrt":  # TensorRT-RTX counts versions of its own
+        return []
+    build = Build(engine.stamp.version, engine.stamp.compute_capability, engine.kernels)
+    return known_issue_findings(match_known_issues(build, subject.planned.model))
+
+
+def _opened(subject: Subject, settings: EngineSettings, progress: Progress) -> _Engine:
+    model = subject.planned.model
+    identity = Identity(model.sha256, plan_sha256(subject.planned.plan), settings.table_sha256)
+    if settings.engine not in ("tensorrt", "tensorrt-rtx"):
+        path = Path(settings.engine)
+        stamp = check_stamp(path, replace(identity, table_sha256=""))
+        if settings.table_sha256 not in ("", stamp.identity.table_sha256):
+            progress.note(f"{path.name} may hold other scales than these: its calibration is another")
+        return _Engine(path, stamp, read_kernels(path), path.with_name(path.name + LOG_SUFFIX))
+    save_model(subject.typed.proto, subject.typed.weights, subject.out / TYPED_FILE)
+    progress.start(f"building with {settings.engine}", None)
+    return _built(subject, settings, identity, ENGINE_FILE)
+
+
+def _built(
+    subject: Subject,
+    settings: EngineSettings,
+    identity: Identity,
+    name: str,
+    *,
+    marks: Marks = "none",
+    cached: bool = True,
+) -> _Engine:
+    flavour: Flavour = "tensorrt" if settings.engine == "tensorrt" else "tensorrt-rtx"
+    onnx, path = subject.out / TYPED_FILE, subject.out / name
+    profiles = profiles_for(subject.planned.model.inputs, settings.shapes, subject.feeds)
+    options = BuildOptions(
+        profiles=profiles,
+        tf32=settings.tf32,
+        opt_level=settings.opt_level,
+        timing_cache=subject.out / TIMING_CACHE if cached and flavour == "tensorrt" else None,
+        marks=marks,
+        timeout_s=settings.timeout_s,
+    )
+    if flavour == "tensorrt":
+        result = build_tensorrt(onnx, path, options=options, identity=identity)
+    else:
+        target = settings.compute_capability or default_target()
+        result = build_rtx(onnx, path, compute_capability=target, options=options, identity=identity)
+    stamp = check_stamp(path, identity)
+    return _Engine(path, stamp, result.kernels, path.with_name(name + LOG_SUFFIX))
+
+
+def _run(
+    subject: Subject, settings: EngineSettings, engine: _Engine, found: EngineFound, progress: Progress
+) -> None:
+    """Run and time the engine, then ask whose its errors are."""
+    typed = subject.typed
+    reference = OnnxRuntimeRunner(subject.planned.model)
+    emulation = OnnxRuntimeRunner.emulation(Model("typed", typed.proto, typed.weights, ""))
+    feed = subject.feeds.first()
+    with TensorRtRunner(engine.path) as runner:
+        progress.start("running the engine", len(subject.feeds))
+        three = Three(reference, emulation, runner)
+        found.outputs = run_three(three, subject.feeds, subject.kinds, progress)
+        found.checks = _self_checks(subject, engine, runner, reference, feed)
+        shipped = runner.run(feed)
+        found.latency = runner.latency(feed)
+        found.kernels = timed(found.kernels, runner.kernel_times(feed))
+    found.flags["engine latency"] = str(found.latency)
+    extra = _extra_builds(subject, settings, engine, found, shipped, feed, progress)
+    found.verdicts = _verdicts(subject, engine, found, extra, reference, feed)
+    moved = _moved(found, emulation.run(feed), shipped)
+    observed = {n: v for n in found.verdicts if (v := _observer(n, extra)) is not None}
+    faults = fault_findings(Faults(found.verdicts, observed, moved, subject.planned.model))
+    found.findings = [*faults, *found.findings]
+    reference.close()
+    emulation.close()
+
+
+def _verdicts(
+    subject: Subject, engine: _Engine, found: EngineFound, extra: _Extra, reference: Runner, feed: Feed
+) -> dict[str, Verdict]:
+    tf32 = engine.stamp.flags.get("tf32") == "on"
+    tf32_gaps = _tf32_gaps(subject, reference, feed) if tf32 and not subject.lowered else {}
+    verdicts = {}
+    for name in found.outputs.engine:
+        gaps = found.outputs.gaps(
+            name,
+            noise_gap=extra.noise.get(name, 0.0),
+            tf32=tf32,
+            tf32_gap=tf32_gaps.get(name),
+            lowered=subject.lowered,
+        )
+        verdicts[name] = split(gaps, [c for c in found.checks if c.output == name])
+    return verdicts
+
+
+@dataclass(frozen=True)
+class _Extra:
+    noise: Mapping[str, float]
+    marked: Mapping[str, float]
+
+
+def _extra_builds(
+    subject: Subject,
+    settings: EngineSettings,
+    engine: _Engine,
+    found: EngineFound,
+    shipped: Mapping[str, object],
+    feed: Feed,
+    progress: Progress,
+) -> _Extra:
+    """Builds beside the shipped one, on one batch: a rebuild, one with marks, one that can be listened to."""
+    if settings.engine not in ("tensorrt", "tensorrt-rtx"):
+        return _Extra({}, {})
+    identity = engine.stamp.identity
+    noise: Mapping[str, float] = {}
+    marked: Mapping[str, float] = {}
+    if settings.noise_floor:
+        progress.start("building again without the timing cache", None)
+        again = _built(subject, settings, identity, "rebuilt.engine", cached=False)
+        noise, _ = _beside(again, shipped, feed, found, "rebuilt")
+    if can_observe(engine.stamp.flavour, engine.stamp.version):
+        progress.start("listening to the tensors between kernels", None)
+        listening = _built(subject, settings, identity, "observed.engine", marks="unfused")
+        found.layers = observed_layers(listening.path, subject.planned.model, subject.feeds)
+    elif settings.observer:
+        progress.start("building again with every tensor marked", None)
+        other = _built(subject, settings, identity, "marked.engine", marks="all")
+        marked, latency = _beside(other, shipped, feed, found, "marked")
+        note = f"marked build: {len(other.kernels)} kernels instead of {len(engine.kernels)}, {latency}"
+        found.notes.append(note)
+        progress.note(note)
+    return _Extra(noise, marked)
+
+
+def _beside(
+    engine: _Engine, shipped: Mapping[str, object], feed: Feed, found: EngineFound, word: str
+) -> tuple[dict[str, float], Latency]:
+    with TensorRtRunner(engine.path) as runner:
+        gaps = output_gaps(shipped, runner.run(feed))  # type: ignore[arg-type]
+        latency = runner.latency(feed)
+    found.flags[f"{word} build"] = f"{len(engine.kernels)} kernels, {latency.median_ms:.4g} ms"
+    return gaps, latency
+
+
+def _self_checks(
+    subject: Subject, engine: _Engine, runner: Runner, reference: Runner, feed: Feed
+) -> list[SelfCheck]:
+    tolerance = engine_rules().row_tolerance(
+        max(subject.unit_roundoff, 2.0**-11 if engine.stamp.flags.get("tf32") == "on" else 0.0)
+    )
+    return self_checks(
+        runner.run,
+        feed,
+        tolerance_rel_l2=tolerance,
+        reference=reference.run,
+        sizes=legal_sizes(engine.stamp, subject.planned.model, feed),
+    )
+
+
+def legal_sizes(stamp: Stamp, model: Model, feed: Feed) -> tuple[int, ...]:
+    """Batch sizes that the engine takes: smallest, middle and largest that every input's profile allows."""
+    low, high = 1, 1 << 30
+    for name, array in feed.items():
+        if not array.ndim or name not in model.inputs:
+            continue
+        shapes = stamp.profiles.get(name)
+        size = int(array.shape[0])
+        low = max(low, shapes[0][0] if shapes else size)
+        high = min(high, shapes[2][0] if shapes else size)
+    sizes = {low, (low + high) // 2, high} if high < 1 << 30 else {low}
+    return tuple(sorted(size for size in sizes if low <= size <= high))
+
+
+def _tf32_gaps(subject: Subject, reference: Runner, feed: Feed) -> dict[str, float]:
+    try:
+        emulated = OnnxRuntimeRunner(emulate_tf32(subject.planned.model, subject.planned.types))
+    except EngineError:
+        return {}
+    return output_gaps(reference.run(feed), emulated.run(feed))
+
+
+def _moved(
+    found: EngineFound, emulated: Mapping[str, object], shipped: Mapping[str, object]
+) -> dict[str, Layout]:
+    """Where the engine is to blame: is it the places of its values?"""
+    moved = {}
+    for name, verdict in found.verdicts.items():
+        if verdict.kind in ("engine-defect", "batch-or-shape", "unclear"):
+            layout = fingerprint(emulated[name], shipped[name])  # type: ignore[arg-type]
+            if layout is not None:
+                moved[name] = layout
+    return moved
+
+
+def _observer(name: str, extra: _Extra) -> Verdict | None:
+    gap, noise = extra.marked.get(name), extra.noise.get(name, 0.0)
+    return observer_verdict(Gaps(0.0, 0.0, 0.0, noise_gap=noise, marked_gap=gap))
