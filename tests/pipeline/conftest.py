@@ -6,41 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
+from pipeline_tools import save_batches
 
 from diag.pipeline.compare import compare
 from diag.pipeline.settings import CompareSettings
 from diag.progress import Silent
 from diag.report.schema import Report
 from fixtures.graphs import GraphFixture
-
-
-class Notes(Silent):
-    """Progress that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.stages: list[str] = []
-        self.notes: list[str] = []
-
-    def start(self, stage: str, total: int | None) -> None:
-        self.stages.append(stage)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-@pytest.fixture
-def notes() -> Notes:
-    return Notes()
-
-
-def save_batches(folder: Path, batches: Sequence[Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, batch in enumerate(batches):
-        np.savez(folder / f"{number:03d}.npz", **batch)
-    return folder
 
 
 @pytest.fixture
