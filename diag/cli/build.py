@@ -18,63 +18,72 @@ EXAMPLE = (
     "Example: trtdiag build model.onnx --format int8 --data batches/ --engine tensorrt-rtx --out model.engine"
 )
 
+Engine = Annotated[str, typer.Option("--engine", metavar="ENGINE", help="tensorrt or tensorrt-rtx.")]
+Out = Annotated[str, typer.Option("--out", metavar="ENGINE", help="File for the engine.")]
 Data = Annotated[
     str | None,
     typer.Option("--data", metavar="DATA", help="Batches to calibrate with and to take the shapes from."),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shapes", metavar="INPUT:MIN/OPT/MAX", help="e.g. x:1x64/8x64/16x64. Repeatable."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option("--compute-capability", metavar="SM", help="TensorRT-RTX's target, e.g. SM89, or CURRENT."),
+]
+Tf32 = Annotated[bool, typer.Option(help="Allow TF32 where the plan says FP32.")]
+OptLevel = Annotated[
+    int | None, typer.Option("--opt-level", metavar="N", help="Builder optimisation level, 0 to 5.")
+]
+Workspace = Annotated[
+    int | None, typer.Option("--workspace-mb", metavar="N", help="Limit of the builder's workspace.")
+]
+VersionCompatible = Annotated[
+    bool, typer.Option("--version-compatible", help="Loadable by later TensorRT versions.")
+]
+Refit = Annotated[bool, typer.Option("--refit", help="Weights can be replaced later.")]
+TimingCache = Annotated[
+    str | None,
+    typer.Option(
+        "--timing-cache", metavar="FILE", help="TensorRT only; timing.cache beside the engine by default."
+    ),
+]
+NoTimingCache = Annotated[
+    bool, typer.Option("--no-timing-cache", help="Time every tactic anew (the noise floor of rebuilding).")
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="S", help="Stop after so many seconds.")]
+Weak = Annotated[
+    bool,
+    typer.Option("--weak", help="Weak typing (TensorRT 10 and older): flags, pins obeyed, a calibrator."),
+]
+Cache = Annotated[
+    str | None,
+    typer.Option("--cache", metavar="FILE", help="With --weak: calibration cache, read or written."),
 ]
 
 
 def run(
     model: options.Model,
-    engine: Annotated[str, typer.Option("--engine", metavar="ENGINE", help="tensorrt or tensorrt-rtx.")],
-    out: Annotated[str, typer.Option("--out", metavar="ENGINE", help="File for the engine.")],
+    engine: Engine,
+    out: Out,
     plan: options.Plan = None,
     format_: options.Format = None,
     calibration: options.Calibration = None,
     data: Data = None,
     limit: options.Limit = None,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shapes", metavar="INPUT:MIN/OPT/MAX", help="e.g. x:1x64/8x64/16x64. Repeatable."),
-    ] = None,
-    compute_capability: Annotated[
-        str | None,
-        typer.Option(
-            "--compute-capability", metavar="SM", help="TensorRT-RTX's target, e.g. SM89, or CURRENT."
-        ),
-    ] = None,
-    tf32: Annotated[bool, typer.Option(help="Allow TF32 where the plan says FP32.")] = True,
-    opt_level: Annotated[
-        int | None, typer.Option("--opt-level", metavar="N", help="Builder optimisation level, 0 to 5.")
-    ] = None,
-    workspace_mb: Annotated[
-        int | None, typer.Option("--workspace-mb", metavar="N", help="Limit of the builder's workspace.")
-    ] = None,
-    version_compatible: Annotated[
-        bool, typer.Option("--version-compatible", help="Loadable by later TensorRT versions.")
-    ] = False,
-    refit: Annotated[bool, typer.Option("--refit", help="Weights can be replaced later.")] = False,
-    timing_cache: Annotated[
-        str | None,
-        typer.Option(
-            "--timing-cache", metavar="FILE", help="TensorRT only; timing.cache beside the engine by default."
-        ),
-    ] = None,
-    no_timing_cache: Annotated[
-        bool,
-        typer.Option("--no-timing-cache", help="Time every tactic anew (the noise floor of rebuilding)."),
-    ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", help="Stop the build after so many seconds.")
-    ] = 1800.0,
-    weak: Annotated[
-        bool,
-        typer.Option("--weak", help="Weak typing (TensorRT 10 and older): flags, pins obeyed, a calibrator."),
-    ] = False,
-    cache: Annotated[
-        str | None,
-        typer.Option("--cache", metavar="FILE", help="With --weak: calibration cache, read or written."),
-    ] = None,
+    shapes: Shapes = None,
+    compute_capability: Target = None,
+    tf32: Tf32 = True,
+    opt_level: OptLevel = None,
+    workspace_mb: Workspace = None,
+    version_compatible: VersionCompatible = False,
+    refit: Refit = False,
+    timing_cache: TimingCache = None,
+    no_timing_cache: NoTimingCache = False,
+    timeout: Timeout = 1800.0,
+    weak: Weak = False,
+    cache: Cache = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -100,13 +109,16 @@ def run(
         weak=weak,
         cache=cache,
     )
-    if quiet or as_json:
-        built = build(settings, Silent())
-    else:
-        with Bar() as bar:
-            built = build(settings, bar)
+    built = _built(settings, quiet or as_json)
     Output(as_json, quiet).result(built.as_dict(), lambda: _text(built))
     return 0
+
+
+def _built(settings: BuildSettings, silent: bool) -> Built:
+    if silent:
+        return build(settings, Silent())
+    with Bar() as bar:
+        return build(settings, bar)
 
 
 def _text(built: Built) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,17 @@ def test_a_cache_of_placeholders(trtdiag, model, tmp_path):
     assert "2 of 2 scales are 1/127" in ended.out
     assert "1 of 2 tensors that the model multiplies have no scale" in ended.out
     assert read_report(tmp_path / "o" / "report.json").gate.passed is False
+
+
+def test_a_real_cache(trtdiag):
+    file = Path(__file__).parent / "samples" / "minilm_entropy2.cache"
+    report = trtdiag("inspect", file, "--json").json
+    assert report["verdict"].startswith("Calibration cache of TensorRT 10.6.0, EntropyCalibration2, with 431")
+    found = {finding["id"]: finding for finding in report["findings"]}
+    assert found["cache-infinite"]["evidence"]["tensors"] == 11
+    assert found["cache-placeholder-0.00787"]["severity"] == "note"
+    assert found["cache-placeholder-0.00787"]["evidence"]["tensors"] == 20
+    assert len(found) == 2
 
 
 def test_a_sound_cache_passes(trtdiag, model, tmp_path):
