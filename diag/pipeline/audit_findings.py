@@ -36,7 +36,7 @@ FINDING_KINDS: Mapping[Kind, str] = {
 _MENDS: Mapping[Kind, str] = {
     "format-absent": "Build strongly typed from the plan (trtdiag build without --weak): a builder that may "
     "choose chooses by speed alone. Check that the plan's model was the one that was built.",
-    "not-lowered": "TensorRT may have no kernel of that type for the operator: leave it out of the plan then. "
+    "not-lowered": "TensorRT may have no such kernel for the operator: then leave it out of the plan. "
     "Or a neighbour forces its type: a one-sided Q/DQ pair, a pin, a branch.",
     "lowered": "Pin these layers, and build strongly typed, where the model's types bind the builder.",
     "pin-swallowed": "Pin every layer that shares the kernel, or build strongly typed.",
