@@ -240,6 +240,18 @@ def test_cast_like(elem_type: int) -> None:
     ]
 
 
+def test_the_shape_of_a_lowered_tensor_is_asked_as_it_is() -> None:
+    nodes = [
+        node("Relu", "x", "r", "relu"),
+        node("Shape", "r", "s", "shape"),
+        node("Size", "r", "n", "size"),
+        node("Reshape", "r s", "y", "reshape"),
+    ]
+    case = apply_as(graph(nodes, X, {"y": FLOAT, "n": INT64}), {"relu": "fp16", "reshape": "fp16"})
+    assert case.node["shape"].input[0] == case.node["size"].input[0] == "r"
+    assert [n.op_type for n in case.typed.proto.graph.node].count("Cast") == 2
+
+
 def test_formats_change_by_a_direct_cast() -> None:
     nodes = [
         node("Relu", "x", "a", "first"),
