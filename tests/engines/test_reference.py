@@ -109,7 +109,7 @@ def test_noise_is_the_largest_movement_of_each_output() -> None:
     noise = examined(model, {"x": x}).noise
     assert 1e6 * ULP / 2 <= noise["y"] <= 4e6 * ULP
     assert ULP / 4 <= noise["z"] <= 2 * ULP
-    assert 0 < noise["w"] <= 200 * ULP  # 99, moved by one rounding
+    assert noise["w"] == 0  # an integer is exact, and so is its Cast
 
 
 def jittered(model: Model, feeds: dict[str, Array], seed: int = 0) -> dict[str, Array]:
