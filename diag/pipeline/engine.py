@@ -33,7 +33,7 @@ from diag.pipeline.audit_findings import findings_of, request_for_plan
 from diag.pipeline.build import CURRENT, TIMING_CACHE, default_target
 from diag.pipeline.engine_findings import Faults, fault_findings
 from diag.pipeline.engine_layers import observed_layers
-from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, run_three
+from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, rel_l2_of, run_three
 from diag.pipeline.inspect_report import kernel_infos, known_issue_findings
 from diag.pipeline.prepare import Planned
 from diag.pipeline.profiles import profiles_for
@@ -220,7 +220,7 @@ def _run(
         progress.start("running the engine", len(subject.feeds))
         three = Three(reference, emulation, runner)
         found.outputs = run_three(three, subject.feeds, subject.kinds, progress)
-        found.checks = _self_checks(subject, engine, runner, reference, feed)
+        found.checks = _self_checks(subject, engine, found, runner, reference, feed)
         shipped = runner.run(feed)
         found.latency = runner.latency(feed)
         found.kernels = timed(found.kernels, runner.kernel_times(feed))
@@ -303,15 +303,14 @@ def _beside(
 
 
 def _self_checks(
-    subject: Subject, engine: _Engine, runner: Runner, reference: Runner, feed: Feed
+    subject: Subject, engine: _Engine, found: EngineFound, runner: Runner, reference: Runner, feed: Feed
 ) -> list[SelfCheck]:
-    tolerance = engine_rules().row_tolerance(
-        max(subject.unit_roundoff, 2.0**-11 if engine.stamp.flags.get("tf32") == "on" else 0.0)
-    )
+    tf32 = 2.0**-11 if engine.stamp.flags.get("tf32") == "on" else 0.0
+    format_gap = max(map(rel_l2_of, found.outputs.format.values()), default=0.0)
     return self_checks(
         runner.run,
         feed,
-        tolerance_rel_l2=tolerance,
+        tolerance_rel_l2=engine_rules().row_tolerance(max(subject.unit_roundoff, tf32), format_gap),
         reference=reference.run,
         sizes=legal_sizes(engine.stamp, subject.planned.model, feed),
     )

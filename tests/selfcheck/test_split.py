@@ -115,3 +115,8 @@ def test_row_tolerance_has_a_floor_and_a_ceiling() -> None:
     assert rules.row_tolerance(2.0**-24) == rules.row_floor_rel_l2
     assert rules.row_tolerance(2.0**-11) == pytest.approx(10 * 2.0**-11)
     assert rules.row_tolerance(0.5) == rules.good_rel_l2
+    assert rules.row_tolerance(2.0**-8, 0.24) == pytest.approx(
+        0.12
+    )  # INT8 MiniLM: flipped codes are no fault
+    assert rules.row_tolerance(2.0**-11, 0.001) == pytest.approx(10 * 2.0**-11)
+    assert rules.row_tolerance(2.0**-11, math.inf) == 0.5
