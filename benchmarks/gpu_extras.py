@@ -42,7 +42,7 @@ def observer(bench: Bench) -> Found:
     """Every tensor marked as an output, beside the shipped engine and a rebuild without the timing cache."""
     variant = Variant("fp16", plan_for_format("fp16"))
     planned = plan_on(str(bench.model_path), variant.plan)
-    onnx, shipped = bench.work / "fp16.onnx", bench.runs["fp16"]
+    onnx, shipped = bench.work / "fp16.onnx", bench.built("fp16")
     feed = bench.feeds(planned).first()
     with bench.gpu():
         outputs, _, _ = _run_once(bench, shipped, feed)
@@ -90,7 +90,7 @@ def overhead(bench: Bench) -> Found:
     reference = bench.reference.run(feed)
     records = {name: Record() for name in reference}
     with bench.gpu():
-        outputs, latency, moved_ms = _run_once(bench, bench.runs["fp16"], feed)
+        outputs, latency, moved_ms = _run_once(bench, bench.built("fp16"), feed)
     began = time.perf_counter()
     for number in range(20):
         for name, record in records.items():

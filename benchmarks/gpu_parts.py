@@ -25,6 +25,7 @@ from diag.engines.onnxruntime import Array
 from diag.engines.runner import Feed, OnnxRuntimeRunner, Runner, timed
 from diag.engines.stamp import Identity
 from diag.engines.tf32 import emulate_tf32
+from diag.errors import EngineError
 from diag.feeds import Feeds, open_feeds
 from diag.kernels.audit import audit
 from diag.kernels.kernel import Kernel
@@ -120,6 +121,12 @@ class Bench:
             if self.left_s < LEAST_BUILD_S:
                 raise OutOfTime(f"{self.left_s:.0f} s left when the GPU was free")
             yield
+
+    def built(self, name: str) -> Built:
+        """An engine from before. Raises EngineError when there is none."""
+        if name not in self.runs:
+            raise EngineError(f"there is no {name} engine to start from")
+        return self.runs[name]
 
     def feeds(self, planned: Planned) -> Feeds:
         return open_feeds(str(self.data), planned.model.inputs, self.batches)

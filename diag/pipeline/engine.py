@@ -108,6 +108,8 @@ class EngineFound:
         report.run.engine = f"{self.label}; {report.run.engine}"
         report.run.versions |= self.versions
         report.run.flags |= self.flags
+        if self.notes:
+            report.run.flags["engine notes"] = "; ".join(self.notes)
         report.kernels = kernel_infos(self.kernels)
         report.findings = [*self.findings, *report.findings]
         for output in report.outputs:
@@ -171,8 +173,8 @@ def _opened(subject: Subject, settings: EngineSettings, progress: Progress) -> _
     if settings.engine not in ("tensorrt", "tensorrt-rtx"):
         path = Path(settings.engine)
         stamp = check_stamp(path, replace(identity, table_sha256=""))
-        if settings.table_sha256 not in ("", stamp.identity.table_sha256):
-            progress.note(f"{path.name} may hold other scales than these: its calibration is another")
+        if stamp.identity.table_sha256 != settings.table_sha256:
+            progress.note(f"{path.name} was built with the scales of another table than this comparison's")
         return _Engine(path, stamp, read_kernels(path), path.with_name(path.name + LOG_SUFFIX))
     save_model(subject.typed.proto, subject.typed.weights, subject.out / TYPED_FILE)
     progress.start(f"building with {settings.engine}", None)
