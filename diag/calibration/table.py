@@ -4,51 +4,143 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from diag.errors import TableError
 from diag.files import write_text
+from diag.numerics.calibrate import PERCENTILES
 from diag.numerics.formats import FORMATS, symmetric_scale
 
 SCHEMA = "trtdiag.calibration/1"
 
+BEST = "best"
+PERCENTILE = "percentile_99.99"
+"""What plain `percentile` means."""
 
-class TensorRange(BaseModel):
+CHOICES = ("minmax", "entropy", "percentile", *PERCENTILES, "mse", BEST)
+"""Names by which a method can be asked for."""
+
+
+Flag = Literal["empty", "zero", "constant", "coarse", "zero_channels"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class MethodRange(_Part):
+    """The range of one method, and what it costs on the calibration data."""
+
+    absmax: float = Field(ge=0)
+    """Values beyond +-absmax are clipped."""
+    clipped_share: float = Field(ge=0)
+    clipped_energy_ratio: float = Field(ge=0)
+    """Energy that clipping cuts off over the energy of the tensor: 0.01 limits the SQNR to 20 dB."""
+    sqnr_db: float | None = None
+    """Of the tensor itself in INT8, estimated from the histogram; None for a tensor of zeros."""
+    halves_differ: float | None = None
+    """By how much the ranges of the two halves of the data differ, relative to the larger; None when a half
+    holds nothing."""
+    output_sqnr_db: float | None = None
+    """Of the output of the layers that read the tensor, with nothing else quantized (mean noise of the
+    layers); None when it was not measured. 300 stands for no error at all."""
+
+
+class Evidence(_Part):
+    """Exact sums that tables merge by; see `diag.calibration.records` for how they are written."""
+
+    exponents: tuple[int | None, int | None]
+    """log2 of the histogram's bin width, for each half of the data; None where there are only zeros."""
+    counts: tuple[str, str]
+    """Histogram of magnitudes of each half: zeros, then 2,048 bins, trailing zeros left out."""
+    half_absmax: tuple[float, float]
+    total: str
+    """Sum of all elements, an exact binary fraction."""
+    energy: str
+    """Sum of all squares, likewise."""
+
+
+class TensorRange(_Part):
     """Range of one tensor. Symmetric: values beyond +-`absmax` of the chosen method are clipped."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    absmax: float = Field(ge=0, allow_inf_nan=False)
-    minimum: float = Field(allow_inf_nan=False)
-    maximum: float = Field(allow_inf_nan=False)
+    absmax: float = Field(ge=0)
+    """Largest magnitude: the min-max range."""
+    minimum: float
+    maximum: float
     elements: int = Field(ge=0)
+    nonfinite: int = Field(default=0, ge=0)
+    """NaN and infinities, in batches that were left out."""
+    flags: tuple[Flag, ...] = ()
+    best: str | None = None
+    """The method whose range costs the layers' outputs least."""
+    methods: dict[str, MethodRange] = {}
+    evidence: Evidence | None = None
+    channel_absmax: str | None = None
+    """Largest magnitude in each channel, where their number does not depend on the data."""
+
+    def cost_of(self, method: str) -> MethodRange | None:
+        """Range and cost of one of `CHOICES`; None when it was not measured."""
+        name = PERCENTILE if method == "percentile" else method
+        return self.methods.get((self.best or "") if name == BEST else name)
+
+    def range_of(self, method: str) -> float | None:
+        """The range of one of `CHOICES`; None when it was not measured."""
+        if method == "minmax":
+            return self.absmax
+        cost = self.cost_of(method)
+        return None if cost is None else cost.absmax
 
 
-class CalibrationTable(BaseModel):
+class CalibrationTable(_Part):
     """Ranges by tensor name, and what they were measured on."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
     schema_: str = Field(SCHEMA, alias="schema", pattern="^trtdiag\\.calibration/1$")
     model_sha256: str
     data: str
+    """What was fed, in words."""
     data_sha256: str
-    method: str
+    method: str = Field(pattern="^(" + "|".join(name.replace(".", r"\.") for name in CHOICES) + ")$")
+    """The method whose ranges are used unless another is asked for."""
     batches: int
+    samples: int = 0
+    half_samples: tuple[int, int] = (0, 0)
+    """Samples in each of the two halves that stability is judged by."""
+    skipped_batches: int = 0
+    """Batches that were left out because they hold NaN or infinity."""
+    random_seeds: tuple[int, ...] = ()
+    """Seeds of random numbers among the data."""
+    sampled_batches: tuple[str, ...] = ()
+    """Keys of the batches on which the methods' effect on the outputs is measured."""
     tensors: dict[str, TensorRange]
 
-    def scales(self, fmt: str) -> dict[str, float]:
-        """Step of each tensor in a quantized format, `absmax / largest code`."""
+    def scales(self, fmt: str, method: str | None = None) -> dict[str, float]:
+        """Step of each tensor in a quantized format, `range / largest code` (INT8: 127, FP8 E4M3: 448).
+
+        `method`: one of `CHOICES`, None for the table's own. Raises TableError when the table lacks it.
+        """
+        chosen = method or self.method
         return {
-            name: float(symmetric_scale(np.array(r.absmax), FORMATS[fmt])) for name, r in self.tensors.items()
+            name: float(symmetric_scale(np.array(self._range(name, chosen)), FORMATS[fmt]))
+            for name in self.tensors
         }
 
+    def _range(self, name: str, method: str) -> float:
+        found = self.tensors[name].range_of(method)
+        if found is None:
+            raise TableError(
+                f"the calibration table holds no {method} range of tensor {name!r}",
+                f"Calibrate with --method {method if method == BEST else 'all'}.",
+            )
+        return found
 
-def read_table(path: str | Path, model_sha256: str) -> CalibrationTable:
-    """Read a table and check that it is this model's. Raises TableError."""
+
+def read_table(path: str | Path, model_sha256: str | None = None) -> CalibrationTable:
+    """Read a table and check that it is this model's (unless `model_sha256` is None). Raises TableError."""
     name = f"calibration table {str(path)!r}"
     try:
         table = CalibrationTable.model_validate(_parse(Path(path), name))
@@ -58,7 +150,7 @@ def read_table(path: str | Path, model_sha256: str) -> CalibrationTable:
         raise TableError(
             f"{name} is not a {SCHEMA} table: {first['msg']} at {place}", "Make one with trtdiag calibrate."
         ) from error
-    if table.model_sha256 != model_sha256:
+    if model_sha256 is not None and table.model_sha256 != model_sha256:
         raise TableError(
             f"{name} was made for another model ({table.model_sha256[:12]}..., "
             f"this one is {model_sha256[:12]}...)",
@@ -81,5 +173,5 @@ def _parse(path: Path, name: str) -> Any:
 
 
 def write_table(table: CalibrationTable, path: Path) -> None:
-    """Write a table, whole or not at all."""
+    """Write a table, whole or not at all. Equal tables give equal bytes."""
     write_text(json.dumps(table.model_dump(by_alias=True), allow_nan=False, indent=1), path)

@@ -2,34 +2,162 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
+from diag.calibration.remarks import Remark, costs_of, measured_methods, remarks
+from diag.calibration.table import PERCENTILE, CalibrationTable
 from diag.cli import options
 from diag.cli.console import Bar, Output
-from diag.pipeline.tables import calibrate_model
-from diag.progress import Silent
+from diag.errors import UsageError
+from diag.pipeline.tables import CalibrateSettings, calibrate, merge
+from diag.progress import Progress, Silent
 
 NAME = "calibrate"
-HELP = "Measure the range of every tensor that INT8 would quantize (min-max), and write a table."
-EXAMPLE = "Example: trtdiag calibrate model.onnx --data calibration/ --out table.json"
+HELP = "Measure the ranges of every tensor that INT8 would quantize, by every method at once; write a table."
+EXAMPLE = (
+    "Example: trtdiag calibrate model.onnx --data calibration/ --out table.json; "
+    "trtdiag calibrate --merge a.json b.json --out table.json"
+)
+
+_SHOWN = 3
+"""Tensors named for each remark; --json has all of them."""
 
 
 def run(
-    model: options.Model,
-    data: options.Data,
+    files: Annotated[
+        list[str], typer.Argument(metavar="MODEL", help="FP32 ONNX model; with --merge, two tables or more.")
+    ],
     out: Annotated[str, typer.Option("--out", metavar="TABLE", help="File for the table.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help="Calibration data: an .npz file or a folder of them, and the like (see compare --help).",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="Whose ranges are used: minmax, entropy, percentile (99.99), mse, best (measured on the "
+            "layers' outputs). All but best are in the table anyway. Default: the plan's, or all (minmax).",
+        ),
+    ] = None,
+    plan: options.Plan = None,
     limit: options.Limit = None,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes that run the model.")] = 1,
+    resume: Annotated[
+        bool, typer.Option(help="Go on where an interrupted run of the same command stopped.")
+    ] = True,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out batches with NaN or infinity instead of refusing.")
+    ] = False,
+    merged: Annotated[
+        bool, typer.Option("--merge", help="Join tables of parts of the data, exactly.")
+    ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    if quiet or as_json:
-        table = calibrate_model(model, data, out, limit, Silent())
+    if merged:
+        _refuse_beside_merge(data, plan, limit)
+        table = merge(files, out, method)
     else:
-        with Bar() as bar:
-            table = calibrate_model(model, data, out, limit, bar)
-    result = {"table": out, "tensors": len(table.tensors), "batches": table.batches, "method": table.method}
-    text = f"{len(table.tensors)} tensors calibrated on {table.batches} batches ({table.data}): {out}"
-    Output(as_json, quiet).result(result, lambda: text)
+        settings = CalibrateSettings(
+            _only(files), _given(data), out, limit, method, plan, jobs, resume, skip_bad
+        )
+        table = _with_progress(lambda progress: calibrate(settings, progress), quiet or as_json)
+    found = remarks(table)
+    Output(as_json, quiet).result(_as_json(table, found, out), lambda: _as_text(table, found, out))
     return 0
+
+
+def _refuse_beside_merge(data: str | None, plan: str | None, limit: int | None) -> None:
+    if data is not None or plan is not None or limit is not None:
+        raise UsageError("--merge joins tables and reads no data", "Leave out --data, --plan and --limit.")
+
+
+def _only(files: list[str]) -> str:
+    if len(files) != 1:
+        raise UsageError(f"{len(files)} models were given", "Give one; to join tables use --merge.")
+    return files[0]
+
+
+def _given(data: str | None) -> str:
+    if data is None:
+        raise UsageError("there is nothing to calibrate on", "Give --data DATA.")
+    return data
+
+
+def _with_progress(work: Callable[[Progress], CalibrationTable], silent: bool) -> CalibrationTable:
+    if silent:
+        return work(Silent())
+    with Bar() as bar:
+        return work(bar)
+
+
+def _as_json(table: CalibrationTable, found: list[Remark], out: str) -> dict[str, Any]:
+    best = [tensor.best for tensor in table.tensors.values() if tensor.best]
+    return {
+        "table": out,
+        "tensors": len(table.tensors),
+        "batches": table.batches,
+        "samples": table.samples,
+        "skipped_batches": table.skipped_batches,
+        "method": table.method,
+        "best": {name: best.count(name) for name in dict.fromkeys(best)},
+        "remarks": [
+            {"kind": r.kind, "severity": r.severity, "method": r.method, "tensors": dict(r.tensors)}
+            for r in found
+        ],
+    }
+
+
+def _as_text(table: CalibrationTable, found: list[Remark], out: str) -> str:
+    lines = [f"{len(table.tensors)} tensors calibrated on {table.data}: {out} (uses {table.method})"]
+    if table.skipped_batches:
+        lines.append(f"{table.skipped_batches} batches were left out: not finite")
+    best = [tensor.best for tensor in table.tensors.values() if tensor.best]
+    if best:
+        counted = (f"{name} {best.count(name)}" for name in dict.fromkeys(best))
+        lines.append(f"best methods: {', '.join(counted)} tensors")
+    used = PERCENTILE if table.method == "percentile" else table.method
+    lines += [_line(remark) for remark in found if remark.method in ("", used)]
+    return "\n".join([*lines, *_methods(table, found)])
+
+
+def _methods(table: CalibrationTable, found: list[Remark]) -> list[str]:
+    """One row for each method: how many tensors it treats badly."""
+    rows = [f"  {'method':18}{'clip over 1 %':>14}{'over 5 %':>10}{'unstable':>10}{'worst output':>14}"]
+    for method in measured_methods(table):
+        of_method = [remark for remark in found if remark.method == method]
+        error = _tensors(of_method, "clipped", "error")
+        clipped = error + _tensors(of_method, "clipped", "warning")
+        unstable = _tensors(of_method, "unstable", "warning")
+        measured = [cost.output_sqnr_db for cost in costs_of(table, method).values()]
+        worst = min((value for value in measured if value is not None), default=None)
+        shown = "-" if worst is None else f"{worst:.1f} dB"
+        rows.append(f"  {method:18}{clipped:14}{error:10}{unstable:10}{shown:>14}")
+    return rows
+
+
+def _tensors(found: list[Remark], kind: str, severity: str) -> int:
+    return sum(len(r.tensors) for r in found if (r.kind, r.severity) == (kind, severity))
+
+
+def _line(remark: Remark) -> str:
+    method = f"{remark.method}: " if remark.method else ""
+    named = ", ".join(
+        name if figure is None else f"{name} ({_figure(remark, figure)})"
+        for name, figure in list(remark.tensors.items())[:_SHOWN]
+    )
+    more = f" and {len(remark.tensors) - _SHOWN} more" if len(remark.tensors) > _SHOWN else ""
+    return f"{remark.severity}: {method}{len(remark.tensors)} tensors {remark.text}: {named}{more}"
+
+
+def _figure(remark: Remark, figure: float) -> str:
+    return f"{figure:.0f} elements" if remark.kind == "nonfinite" else f"{100 * figure:.1f} %"

@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
-from diag.calibration.minmax import measure_ranges
-from diag.calibration.table import CalibrationTable, write_table
-from diag.errors import ModelError
-from diag.feeds import Feeds, open_feeds
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diag import __version__
+from diag.calibration.best import choose_best
+from diag.calibration.measurement import table_of
+from diag.calibration.merge import merge_tables
+from diag.calibration.run import RunOptions, measure
+from diag.calibration.samples import CalibrationFeeds, open_calibration_feeds
+from diag.calibration.state import Checkpoint
+from diag.calibration.table import BEST, CHOICES, CalibrationTable, write_table
+from diag.errors import ModelError, UsageError
 from diag.files import output_file
 from diag.model import shapes
 from diag.model.graph import Model
 from diag.model.load import load_model
 from diag.model.save import save_model
-from diag.pipeline.prepare import choose_plan, new_table, plan_on, read_scales
+from diag.pipeline.prepare import choose_plan, plan_on, read_scales
+from diag.plan.schema import read_plan
 from diag.progress import Progress
 from diag.typed.apply import TypedModel, operands_of
-from diag.typed.operands import LINEAR_OPS
+from diag.typed.operands import LINEAR_OPS, Operand
+
+ALL = "all"
+"""Every method of one pass, and min-max as the one that is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateSettings:
+    """Options of `trtdiag calibrate`, in its terms."""
+
+    model: str
+    data: str
+    out: str
+    limit: int | None = None
+    method: str | None = None
+    """One of `CHOICES` or `all`; None: the plan's, or else `all`."""
+    plan: str | None = None
+    jobs: int = 1
+    resume: bool = True
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    settings: CalibrateSettings
+    model: Model
+    operands: tuple[Operand, ...]
+    method: str
+    feeds: CalibrationFeeds
+    file: Path
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(o.tensor for o in self.operands if o.weight is None))
 
 
 def calibrate_model(
@@ -24,28 +69,74 @@ def calibrate_model(
 
     Raises ModelError when the model has no such layer.
     """
-    model = load_model(model_path)
-    feeds = open_feeds(data, model.inputs, limit)
-    tensors = _operands(model)
-    if not tensors:
-        raise ModelError(
-            "the model has no Conv, ConvTranspose, MatMul or Gemm to quantize", "Nothing to calibrate."
-        )
-    file = output_file(out)
-    table = _measure(model, feeds, tensors, progress)
-    write_table(table, file)
+    return calibrate(CalibrateSettings(model_path, data, out, limit), progress)
+
+
+def calibrate(settings: CalibrateSettings, progress: Progress) -> CalibrationTable:
+    """Measure every tensor that the plan quantizes (without one: as INT8 would) and write the table.
+
+    Every table holds the ranges of all methods of one pass; with method `best`, the layers' outputs are
+    measured too. Raises ModelError when nothing is to be quantized, TableError when a tensor is not finite.
+    """
+    job = _job(settings)
+    begun = Checkpoint(job.file.with_name(f".{job.file.name}.state"), _key(job)) if settings.resume else None
+    options = RunOptions(settings.skip_bad, settings.jobs, begun, job.method == BEST)
+    found = measure(job.model, job.tensors, job.feeds, options, progress)
+    progress.start("computing ranges", None)
+    table = table_of(found, job.model.sha256, job.method)
+    if job.method == BEST:
+        table = choose_best(job.model, job.operands, table, job.feeds, settings.skip_bad, progress)
+    write_table(table, job.file)
+    if begun is not None:
+        begun.remove()
     return table
 
 
-def _operands(model: Model) -> tuple[str, ...]:
-    formats = {layer.id: "int8" for layer in model.layers if layer.op_type in LINEAR_OPS}
-    operands = operands_of(model, formats, shapes.infer(model))
-    return tuple(dict.fromkeys(o.tensor for o in operands if o.weight is None))
+def merge(paths: Sequence[str], out: str, method: str | None) -> CalibrationTable:
+    """Join tables of parts of the data and write the table of all of it. Raises TableError and UsageError."""
+    table = merge_tables(paths, _known(method))
+    write_table(table, output_file(out))
+    return table
 
 
-def _measure(model: Model, feeds: Feeds, tensors: tuple[str, ...], progress: Progress) -> CalibrationTable:
-    progress.start("calibrating (min-max)", len(feeds))
-    return new_table(model, feeds, measure_ranges(model, tensors, feeds, progress))
+def _job(settings: CalibrateSettings) -> _Job:
+    if settings.jobs < 1:
+        raise UsageError(f"{settings.jobs} processes can do nothing", "Give --jobs 1 or more.")
+    method = _known(settings.method)
+    model, operands, planned = _to_measure(settings)
+    feeds = open_calibration_feeds(settings.data, model.inputs, settings.limit, settings.skip_bad)
+    if not operands:
+        raise ModelError(
+            "the model has no Conv, ConvTranspose, MatMul or Gemm to quantize"
+            if settings.plan is None
+            else f"plan {settings.plan!r} quantizes no activation",
+            "Nothing to calibrate.",
+        )
+    return _Job(settings, model, operands, method or planned, feeds, output_file(settings.out))
+
+
+def _known(method: str | None) -> str | None:
+    """The method to store; None when none was asked for. Raises UsageError for a name that is none."""
+    if method is not None and method not in (ALL, *CHOICES):
+        raise UsageError(f"there is no method {method!r}", f"Choose {', '.join((ALL, *CHOICES))}.")
+    return "minmax" if method == ALL else method
+
+
+def _to_measure(settings: CalibrateSettings) -> tuple[Model, tuple[Operand, ...], str]:
+    """The model, the operands that get a quantizer, and the plan's method."""
+    if settings.plan is None:
+        model = load_model(settings.model)
+        formats = {layer.id: "int8" for layer in model.layers if layer.op_type in LINEAR_OPS}
+        return model, operands_of(model, formats, shapes.infer(model)), "minmax"
+    planned = plan_on(settings.model, read_plan(settings.plan))
+    operands = operands_of(planned.model, planned.resolved.formats, planned.types)
+    return planned.model, operands, planned.plan.quantizer.method
+
+
+def _key(job: _Job) -> str:
+    """Identity of a run: what it has counted may be taken up only by a run that counts the same."""
+    facts = [__version__, job.model.sha256, job.tensors, job.feeds.sha256, job.settings.skip_bad]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def convert_model(

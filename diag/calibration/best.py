@@ -1,0 +1,159 @@
+"""Which method's range costs a layer's output least: measured, on a few batches, one operand at a time.
+
+The layers that are quantized are linear in each operand, so the error of the output is the layer applied to
+the error of the operand: no bias, no difference of large numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from diag.calibration.meter import Meter
+from diag.calibration.ranges import finite_db
+from diag.calibration.samples import CalibrationFeeds, split
+from diag.calibration.table import BEST, CalibrationTable, TensorRange
+from diag.engines.onnxruntime import Session
+from diag.errors import TableError
+from diag.model.graph import Model
+from diag.numerics.calibrate import METHODS, int8_error
+from diag.progress import Progress
+from diag.typed.operands import LINEAR_OPS, Operand
+
+Array = NDArray[Any]
+Limits = Mapping[str, Mapping[str, float]]
+_SIDES = ("a", "b")
+
+
+@dataclass
+class _Reader:
+    """A layer of its own, without bias; its two operands are the graph's inputs."""
+
+    session: Session
+    tensors: dict[int, str]
+    """Operand number to the activation there."""
+    weights: dict[int, Array]
+    signal: float = 0.0
+    noise: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Operand number, then method, to the energy of the output's error."""
+
+    def observe(self, values: Mapping[str, Array], limits: Limits) -> None:
+        given = {i: values[name] for i, name in self.tensors.items()} | self.weights
+        self.signal += self._energy(given)
+        for operand, tensor in self.tensors.items():
+            noise = self.noise.setdefault(operand, dict.fromkeys(limits[tensor], 0.0))
+            known: dict[float, float] = {}  # methods often agree
+            for method, limit in limits[tensor].items():
+                if limit not in known:
+                    known[limit] = self._energy({**given, operand: int8_error(given[operand], limit)})
+                noise[method] += known[limit]
+
+    def _energy(self, operands: Mapping[int, Array]) -> float:
+        (output,) = self.session.run({_SIDES[i]: array for i, array in operands.items()}).values()
+        return float(np.add.reduce(np.square(output).reshape(-1, output.shape[-1]), axis=1).sum(dtype=float))
+
+
+def choose_best(
+    model: Model,
+    operands: Sequence[Operand],
+    table: CalibrationTable,
+    feeds: CalibrationFeeds,
+    skip_bad: bool,
+    progress: Progress,
+) -> CalibrationTable:
+    """The table with every method's output SQNR and each tensor's best method; `method` is `best`.
+
+    `feeds` hold the batches that the table names as sampled (at most eight). Raises TableError when a layer
+    has a measured tensor and none of them.
+    """
+    readers = _readers(model, operands)
+    tensors = tuple(dict.fromkeys(name for reader in readers for name in reader.tensors.values()))
+    meter = Meter(model, tensors)
+    wanted = {int(key, 16) for key in table.sampled_batches}
+    limits = {
+        name: {m: r.absmax for m, r in table.tensors[name].methods.items() if r.absmax > 0}
+        for name in tensors
+    }
+    progress.start("weighing the methods by the layers' outputs", len(wanted))
+    for _, _, batch in feeds.read(_pass_over if skip_bad else None):
+        if split(batch).key in wanted:
+            values = meter.run(batch).values
+            for reader in readers:
+                reader.observe(values, limits)
+            wanted.discard(split(batch).key)
+            progress.advance()
+    if wanted:
+        raise TableError(
+            f"{len(wanted)} of the batches that the table samples are not in the data",
+            "Give all data that the table was made from.",
+        )
+    return _with_costs(table, _costs(readers))
+
+
+def _pass_over(number: int, origin: str) -> None:
+    """Batches that were left out before are left out again, silently."""
+
+
+def _readers(model: Model, operands: Sequence[Operand]) -> list[_Reader]:
+    by_layer: dict[str, list[Operand]] = {}
+    for operand in operands:
+        if model.layer_by_id[operand.layer].op_type in LINEAR_OPS:
+            by_layer.setdefault(operand.layer, []).append(operand)
+    nodes = {node.name: node for node in model.proto.graph.node}
+    readers = []
+    for layer, found in by_layer.items():
+        weights = {o.input: np.ascontiguousarray(o.weight) for o in found if o.weight is not None}
+        tensors = {o.input: o.tensor for o in found if o.weight is None}
+        if tensors and len(found) == len(_SIDES):
+            readers.append(_Reader(_alone(model, nodes[layer]), tensors, weights))
+    return readers
+
+
+def _alone(model: Model, node: NodeProto) -> Session:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    del copy.input[:]
+    copy.input.extend(_SIDES)
+    inputs = [helper.make_tensor_value_info(side, TensorProto.FLOAT, None) for side in _SIDES]
+    graph = helper.make_graph([copy], "layer", inputs, [helper.make_empty_tensor_value_info(copy.output[0])])
+    proto = ModelProto(ir_version=model.proto.ir_version, graph=graph)
+    proto.opset_import.extend(model.proto.opset_import)
+    return Session(proto, {})
+
+
+def _costs(readers: Sequence[_Reader]) -> dict[str, dict[str, float]]:
+    """Mean over the layers that read a tensor of noise / signal, by tensor and method."""
+    shares: dict[str, dict[str, list[float]]] = {}
+    for reader in readers:
+        for operand, noise in reader.noise.items() if reader.signal > 0 else ():
+            of_tensor = shares.setdefault(reader.tensors[operand], {})
+            for method, energy in noise.items():
+                of_tensor.setdefault(method, []).append(energy / reader.signal)
+    return {
+        tensor: {method: float(np.mean(found)) for method, found in methods.items()}
+        for tensor, methods in shares.items()
+    }
+
+
+def _with_costs(table: CalibrationTable, costs: Mapping[str, Mapping[str, float]]) -> CalibrationTable:
+    tensors = {name: _weighed(found, costs.get(name, {})) for name, found in table.tensors.items()}
+    return table.model_copy(update={"method": BEST, "tensors": tensors})
+
+
+def _weighed(found: TensorRange, costs: Mapping[str, float]) -> TensorRange:
+    """Of equal methods the widest; min-max where nothing could be measured."""
+    if not costs:
+        return found.model_copy(update={"best": METHODS[0]})
+    methods = {
+        name: method.model_copy(update={"output_sqnr_db": finite_db(costs[name])})
+        if name in costs
+        else method
+        for name, method in found.methods.items()
+    }
+    best = min((name for name in METHODS if name in costs), key=lambda name: costs[name])
+    return found.model_copy(update={"best": best, "methods": methods})
