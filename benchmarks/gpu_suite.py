@@ -186,13 +186,16 @@ class _Parts:
             except Exception as error:  # a part may fail in any way, and the others go on
                 traceback.print_exc()
                 part = {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:600]}
-        part["seconds"] = time.monotonic() - began
+        self.keep(name, {**part, "seconds": time.monotonic() - began})
+        return part["status"] == "done"
+
+    def keep(self, name: str, part: Found) -> None:
+        """Write what is known of a part."""
         self.found[name] = part
         partial = self._file.with_suffix(".partial")
         partial.write_text(json.dumps(_plain(self.found)), encoding="utf-8")
         partial.replace(self._file)
         print(f"{name}: {part['status']} after {part['seconds']:.1f} s {part.get('reason', '')}", flush=True)
-        return part["status"] == "done"
 
 
 def _child(args: argparse.Namespace) -> int:
@@ -235,11 +238,7 @@ def _child(args: argparse.Namespace) -> int:
                 lambda p=part: getattr(gpu_extras, p)(bench),
             )
     if "fp8" not in variants and not args.variants:
-        parts.found["fp8"] = {
-            "status": "skipped",
-            "reason": "the rewrite does not support it yet",
-            "seconds": 0,
-        }
+        parts.keep("fp8", {"status": "skipped", "reason": "the rewrite knows no FP8 yet", "seconds": 0.0})
     return 0
 
 
