@@ -137,7 +137,9 @@ class _Builder(Pairing):
         self.nodes = []
         low_names = self.emit_locally(layer)
         outputs = [name for name in layer.outputs if name in low_names]
-        name, low, results = _branch("low", self.nodes, [low_names[output] for output in outputs])
+        name, low, results = _branch(
+            f"low/{layer.index}", self.nodes, [low_names[output] for output in outputs]
+        )
         if layer.id in switches:
             return [_if(layer, _branch("high", high, outputs), (name, low, results), outputs)]
         for node in low:

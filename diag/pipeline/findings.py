@@ -13,6 +13,9 @@ from diag.numerics.formats import FORMATS
 from diag.pipeline.causes import Cause, Scene
 from diag.report.schema import Birth, Finding, LayerInfo, Mend, PinInfo, ReferenceTrust
 
+HEADROOM = 2.0
+"""A layer with less than this factor to its format's largest value counts as close to it."""
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -76,11 +79,26 @@ def _lost(evidence: Evidence) -> list[Finding]:
     for layer in _losing(evidence, reaching):
         cause = scene.cause(layer)
         by_kind.setdefault(cause.kind, []).append((layer, cause))
+    for layer in _close(evidence):
+        if scene.cause(layer).kind in by_kind:
+            by_kind[scene.cause(layer).kind].append((layer, scene.cause(layer)))
     found = []
     for kind, causes in by_kind.items():
         harmful = any(layer.name in reaching for layer, _ in causes)
         found.append(_lost_finding(kind, causes, harmful))
     return sorted(found, key=lambda f: f.severity != "error")
+
+
+def _close(evidence: Evidence) -> list[LayerInfo]:
+    """Layers within a factor of two of the format's range: other data may take them beyond it."""
+    return [
+        layer
+        for layer in evidence.layers
+        if layer.format != "fp32"
+        and not FORMATS[layer.format].quantized
+        and layer.local.get("nonfinite", 0) == 0
+        and layer.local.get("reference_absmax", 0.0) * HEADROOM > FORMATS[layer.format].max
+    ]
 
 
 def _losing(evidence: Evidence, reaching: Collection[str]) -> list[LayerInfo]:

@@ -52,12 +52,22 @@ def find_pins(ranking: Ranking, meets: Meets, prices: Mapping[str, float] | None
 
 
 def _first_set(ranking: Ranking, measured: Meets, prices: Mapping[str, float] | None) -> frozenset[str]:
-    order = [effect.candidate.id for effect in ranking.effects]
-    prefix = frozenset(order[: _shortest_prefix(order, measured)])
-    proposed = additive_choice(ranking.effects, ranking.total, prices)
-    if proposed and len(proposed) < len(prefix) and measured(proposed):
-        return proposed
-    return prefix
+    """The smallest set that meets the target among those that the orders and the additive model propose.
+
+    By damage alone, by gain alone and by both: where causes mask each other the orders differ, and none is
+    always right.
+    """
+    effects = ranking.effects
+    orders = [
+        [e.candidate.id for e in effects],
+        [e.candidate.id for e in sorted(effects, key=lambda e: -e.lowered_mean)],
+        [e.candidate.id for e in sorted(effects, key=lambda e: -e.raised_mean)],
+    ]
+    sets = [frozenset(order[: _shortest_prefix(order, measured)]) for order in orders]
+    proposed = additive_choice(effects, ranking.total, prices)
+    if proposed and len(proposed) < min(map(len, sets)) and measured(proposed):
+        sets.append(proposed)
+    return min(sets, key=len)
 
 
 def _shortest_prefix(order: Sequence[str], measured: Meets) -> int:
