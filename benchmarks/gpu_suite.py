@@ -99,6 +99,7 @@ def _start(name: str, number: int, args: argparse.Namespace) -> subprocess.Popen
         command.append("--cpu-rehearsal")
     cores = sorted(os.sched_getaffinity(0))
     share = args.cores or max(len(cores) // len(args.only), 1)
+    (args.out / f"{name}.json").unlink(missing_ok=True)  # an older run's
     own = cores[number * share : (number + 1) * share] or cores
     paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(args.models.resolve()))))
     with (args.out / f"{name}.log").open("wb") as log:
