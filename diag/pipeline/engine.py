@@ -15,10 +15,11 @@ from diag.compare.selfcheck import SelfCheck, self_checks
 from diag.compare.split import Gaps, Verdict, engine_rules, observer_verdict, split
 from diag.engines.build import BuildOptions, build_rtx, build_tensorrt
 from diag.engines.debug_tensors import can_observe
+from diag.engines.gpu import find_gpus
 from diag.engines.latency import Latency
-from diag.engines.runner import Feed, OnnxRuntimeRunner, Runner, TensorRtRunner, timed
-from diag.engines.stamp import Identity, Stamp, check_stamp
-from diag.engines.tensorrt import Flavour, Marks
+from diag.engines.runner import Feed, OnnxRuntimeRunner, Runner, TensorRtRunner, refuse_elsewhere, timed
+from diag.engines.stamp import Identity, Stamp, check_stamp, read_stamp
+from diag.engines.tensorrt import Flavour, Marks, load
 from diag.engines.tf32 import emulate_tf32
 from diag.errors import EngineError
 from diag.feeds import Feeds
@@ -132,6 +133,23 @@ class _Engine:
     stamp: Stamp
     kernels: tuple[Kernel, ...]
     log: Path
+
+
+def require_engine(engine: str) -> None:
+    """What would fail only after the long comparison: no TensorRT, no GPU, an engine file without its stamp.
+
+    Raises EngineError; `engine` is as in `EngineSettings`.
+    """
+    if engine not in ("tensorrt", "tensorrt-rtx"):
+        stamp = read_stamp(engine)
+        refuse_elsewhere(stamp, stamp.version, find_gpus())
+        return
+    load("tensorrt" if engine == "tensorrt" else "tensorrt-rtx")
+    if engine == "tensorrt" and not find_gpus():
+        raise EngineError(
+            "TensorRT builds and runs engines on an NVIDIA GPU, and none is here",
+            "Run it on a GPU machine, or take --engine tensorrt-rtx, which compiles without one.",
+        )
 
 
 def compare_engine(subject: Subject, settings: EngineSettings, progress: Progress) -> EngineFound:

@@ -22,7 +22,14 @@ from diag.feeds import open_feeds
 from diag.kernels.kernel import Kernel, Tensor
 from diag.model.load import load_model
 from diag.pipeline import engine as stage
-from diag.pipeline.engine import EngineFound, EngineSettings, Subject, compare_engine, legal_sizes
+from diag.pipeline.engine import (
+    EngineFound,
+    EngineSettings,
+    Subject,
+    compare_engine,
+    legal_sizes,
+    require_engine,
+)
 from diag.pipeline.prepare import plan_on
 from diag.plan.schema import plan_for_format, plan_sha256
 from diag.progress import Silent
@@ -226,6 +233,22 @@ def test_found_goes_into_the_report(bench: Callable[..., Bench]) -> None:
     assert report.kernels[0].time_ms == 0.25
     assert report.verdict.startswith("FP16: good. Engine: ")
     Report.model_validate_json(report.model_dump_json(by_alias=True))
+
+
+def test_what_cannot_work_is_said_before_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "load", lambda flavour: None)
+    monkeypatch.setattr(stage, "find_gpus", lambda: ())
+    with pytest.raises(EngineError, match="none is here"):
+        require_engine("tensorrt")
+    require_engine("tensorrt-rtx")
+    with pytest.raises(EngineError, match="has no stamp"):
+        require_engine(str(tmp_path / "m.engine"))
+    (tmp_path / "m.engine").write_bytes(b"ftrt")
+    write_stamp(tmp_path / "m.engine", Stamp("", Identity(), "tensorrt", "10.6.0", "9.0"))
+    with pytest.raises(EngineError, match="no NVIDIA GPU is here"):
+        require_engine(str(tmp_path / "m.engine"))
 
 
 @pytest.mark.parametrize(
