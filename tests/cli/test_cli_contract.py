@@ -55,10 +55,11 @@ def test_help_has_an_example_of_its_own(trtdiag, name):
 def test_the_example_is_accepted(name):
     """Its words parse: commands, options, and the checks inside options."""
     info = next(info for info in app.registered_commands if info.name == name)
-    words = shlex.split(str(info.epilog).removeprefix("Example: trtdiag "))
-    command = typer.main.get_command(app).commands[words[0]]
-    parsed = command.make_context(name, words[1:])
-    assert parsed.params
+    for example in str(info.epilog).removeprefix("Example: ").split("; "):
+        words = shlex.split(example)
+        assert words[:2] == ["trtdiag", name]
+        command = typer.main.get_command(app).commands[name]
+        assert command.make_context(name, words[2:]).params
 
 
 @pytest.mark.parametrize("name", QUICK)
