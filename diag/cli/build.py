@@ -24,18 +24,6 @@ Data = Annotated[
     str | None,
     typer.Option("--data", metavar="DATA", help="Batches to calibrate with and to take the shapes from."),
 ]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option("--shapes", metavar="INPUT:MIN/OPT/MAX", help="e.g. x:1x64/8x64/16x64. Repeatable."),
-]
-Target = Annotated[
-    str | None,
-    typer.Option("--compute-capability", metavar="SM", help="TensorRT-RTX's target, e.g. SM89, or CURRENT."),
-]
-Tf32 = Annotated[bool, typer.Option(help="Allow TF32 where the plan says FP32.")]
-OptLevel = Annotated[
-    int | None, typer.Option("--opt-level", metavar="N", help="Builder optimisation level, 0 to 5.")
-]
 Workspace = Annotated[
     int | None, typer.Option("--workspace-mb", metavar="N", help="Limit of the builder's workspace.")
 ]
@@ -52,7 +40,6 @@ TimingCache = Annotated[
 NoTimingCache = Annotated[
     bool, typer.Option("--no-timing-cache", help="Time every tactic anew (the noise floor of rebuilding).")
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="S", help="Stop after so many seconds.")]
 Weak = Annotated[
     bool,
     typer.Option("--weak", help="Weak typing (TensorRT 10 and older): flags, pins obeyed, a calibrator."),
@@ -72,16 +59,16 @@ def run(
     calibration: options.Calibration = None,
     data: Data = None,
     limit: options.Limit = None,
-    shapes: Shapes = None,
-    compute_capability: Target = None,
-    tf32: Tf32 = True,
-    opt_level: OptLevel = None,
+    shapes: options.Shapes = None,
+    compute_capability: options.Target = None,
+    tf32: options.Tf32 = True,
+    opt_level: options.OptLevel = None,
     workspace_mb: Workspace = None,
     version_compatible: VersionCompatible = False,
     refit: Refit = False,
     timing_cache: TimingCache = None,
     no_timing_cache: NoTimingCache = False,
-    timeout: Timeout = 1800.0,
+    timeout: options.Timeout = 1800.0,
     weak: Weak = False,
     cache: Cache = None,
     as_json: options.Json = False,

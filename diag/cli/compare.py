@@ -13,7 +13,7 @@ from diag.cli.console import Bar, Output, stdout_console
 from diag.gate.threshold import parse_threshold
 from diag.pipeline.compare import compare
 from diag.pipeline.dry_run import dry_run
-from diag.pipeline.settings import CompareSettings
+from diag.pipeline.settings import CompareSettings, EngineSettings
 from diag.progress import Progress, Silent
 from diag.render.text import summary
 from diag.report.schema import Report
@@ -25,36 +25,54 @@ EXAMPLE = (
 )
 
 
+Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for report.json and report.html.")]
+Engine = Annotated[
+    str,
+    typer.Option("--engine", metavar="ENGINE", help="emulate, tensorrt, tensorrt-rtx, or a FILE.engine."),
+]
+NoiseFloor = Annotated[
+    bool, typer.Option("--noise-floor", help="Build once more: what two builds differ by.")
+]
+Observer = Annotated[
+    bool, typer.Option("--observer", help="Build once more with every tensor marked: what marks change.")
+]
+FailUnder = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-under", metavar="CHECK", help='Exit 1 unless it holds, e.g. "sqnr_db>=30". Repeatable.'
+    ),
+]
+SliceMb = Annotated[
+    int, typer.Option("--slice-mb", min=1, help="Activations held at a time; larger graphs run in slices.")
+]
+Resume = Annotated[bool, typer.Option(help="Go on where an interrupted run of the same command stopped.")]
+SaveTyped = Annotated[bool, typer.Option("--save-typed", help="Write the typed model to DIR/typed.onnx.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything and estimate time and memory only.")
+]
+
+
 def run(
     model: options.Model,
     data: options.Data,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for report.json and report.html.")],
+    out: Out,
     plan: options.Plan = None,
     format_: options.Format = None,
     calibration: options.Calibration = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="ENGINE", help="Only `emulate` in this release.")
-    ] = "emulate",
+    engine: Engine = "emulate",
+    shapes: options.Shapes = None,
+    compute_capability: options.Target = None,
+    tf32: options.Tf32 = True,
+    opt_level: options.OptLevel = None,
+    timeout: options.Timeout = 1800.0,
+    noise_floor: NoiseFloor = False,
+    observer: Observer = False,
     limit: options.Limit = None,
-    fail_under: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-under", metavar="CHECK", help='Exit 1 unless it holds, e.g. "sqnr_db>=30". Repeatable.'
-        ),
-    ] = None,
-    slice_mb: Annotated[
-        int,
-        typer.Option("--slice-mb", min=1, help="Activations held at a time; larger graphs run in slices."),
-    ] = 64,
-    resume: Annotated[
-        bool, typer.Option(help="Go on where an interrupted run of the same command stopped.")
-    ] = True,
-    save_typed: Annotated[
-        bool, typer.Option("--save-typed", help="Write the typed model to DIR/typed.onnx.")
-    ] = False,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything and estimate time and memory only.")
-    ] = False,
+    fail_under: FailUnder = None,
+    slice_mb: SliceMb = 64,
+    resume: Resume = True,
+    save_typed: SaveTyped = False,
+    dry: DryRun = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -65,7 +83,16 @@ def run(
         plan=plan,
         format=format_,
         calibration=calibration,
-        engine=engine,
+        engine=EngineSettings(
+            engine=engine,
+            shapes=tuple(shapes or ()),
+            tf32=tf32,
+            opt_level=opt_level,
+            compute_capability=compute_capability,
+            timeout_s=timeout,
+            noise_floor=noise_floor,
+            observer=observer,
+        ),
         limit=limit,
         fail_under=tuple(parse_threshold(text) for text in fail_under or ()),
         slice_mb=slice_mb,

@@ -27,3 +27,16 @@ Calibration = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No summary and no progress.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shapes", metavar="INPUT:MIN/OPT/MAX", help="e.g. x:1x64/8x64/16x64. Repeatable."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option("--compute-capability", metavar="SM", help="TensorRT-RTX's target, e.g. SM89, or CURRENT."),
+]
+Tf32 = Annotated[bool, typer.Option(help="Allow TF32 where the plan says FP32.")]
+OptLevel = Annotated[
+    int | None, typer.Option("--opt-level", metavar="N", help="Builder optimisation level, 0 to 5.")
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="S", help="Stop after so many seconds.")]

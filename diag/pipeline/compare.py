@@ -7,6 +7,7 @@ import hashlib
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import diag
@@ -14,7 +15,8 @@ from diag.compare.comparison import Comparison
 from diag.engines.paired import Watch, pair
 from diag.engines.reference import examine
 from diag.engines.slices import SlicedRun
-from diag.errors import EngineError, UsageError
+from diag.engines.stamp import sha256_of
+from diag.errors import UsageError
 from diag.feeds import open_feeds
 from diag.files import output_folder, write_texts
 from diag.gate.threshold import require_outputs
@@ -23,6 +25,7 @@ from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.pipeline import findings as findings_of
 from diag.pipeline.assemble import Clock, Job, assemble, tensor_kinds
+from diag.pipeline.engine import Subject, compare_engine, require_engine
 from diag.pipeline.prepare import Planned, calibrate, choose_plan, plan_on, read_scales
 from diag.pipeline.run import Checkpoint, run_batches
 from diag.pipeline.settings import CompareSettings
@@ -47,7 +50,7 @@ def compare(settings: CompareSettings, progress: Progress, extra_findings: Seque
     search found before; they come first.
     """
     clock = Clock(datetime.datetime.now(datetime.UTC), time.monotonic())
-    refuse_engine(settings.engine)
+    refuse_engine(settings.engine.engine)
     out = output_folder(settings.out)
     planned = plan_on(settings.model, choose_plan(settings.plan, settings.format))
     refuse_settings(planned, settings)
@@ -63,18 +66,26 @@ def compare(settings: CompareSettings, progress: Progress, extra_findings: Seque
     comparison, watches = _compare_layers(job, progress)
     report = assemble(job, comparison, watches)
     report.findings = [*extra_findings, *report.findings]
+    if settings.engine.engine != "emulate":
+        _add_engine(report, job, out, progress)
     _write(report, job, out)
     return report
 
 
+def _add_engine(report: Report, job: Job, out: Path, progress: Progress) -> None:
+    """Build or open the engine, run it beside the other numerics, and gate what it was found to do."""
+    settings = job.settings
+    sha = sha256_of(Path(settings.calibration)) if settings.calibration and job.table else ""
+    subject = Subject(job.planned, job.typed, job.feeds, out, tensor_kinds(job.planned, job.trust))
+    compare_engine(subject, replace(settings.engine, table_sha256=sha), progress).put_into(report)
+
+
 def refuse_engine(engine: str) -> None:
-    """Only the emulator can be compared in this release. Raises EngineError for the others."""
+    """Raises UsageError for a name that is no engine, EngineError for one that cannot work here."""
     if engine not in ENGINES and not engine.endswith(".engine"):
         raise UsageError(f"there is no engine {engine!r}", f"Choose {', '.join(ENGINES)} or a FILE.engine.")
     if engine != "emulate":
-        raise EngineError(
-            f"engine {engine!r} cannot be compared in this release", "Leave --engine out to use the emulator."
-        )
+        require_engine(engine)
 
 
 def refuse_settings(planned: Planned, settings: CompareSettings) -> None:

@@ -48,7 +48,7 @@ def dry_run(settings: CompareSettings, progress: Progress) -> Estimate:
 
     Raises what the comparison would raise.
     """
-    refuse_engine(settings.engine)
+    refuse_engine(settings.engine.engine)
     output_folder(settings.out)
     planned = plan_on(settings.model, choose_plan(settings.plan, settings.format))
     refuse_settings(planned, settings)

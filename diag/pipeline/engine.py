@@ -38,6 +38,7 @@ from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, rel_l2_of
 from diag.pipeline.inspect_report import kernel_infos, known_issue_findings
 from diag.pipeline.prepare import Planned
 from diag.pipeline.profiles import profiles_for
+from diag.pipeline.settings import EngineSettings
 from diag.plan.schema import plan_sha256
 from diag.progress import Progress
 from diag.report.schema import Finding, Metrics, Report
@@ -45,25 +46,6 @@ from diag.typed.apply import TypedModel
 
 ENGINE_FILE = "model.engine"
 TYPED_FILE = "typed.onnx"
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """What a user may choose about the engine of a comparison."""
-
-    engine: str
-    """`tensorrt`, `tensorrt-rtx`, or the path of an engine that exists."""
-    shapes: tuple[str, ...] = ()
-    """Profiles as `--shapes` takes them; what is not given comes from the data."""
-    tf32: bool = True
-    opt_level: int | None = None
-    compute_capability: str | None = None
-    timeout_s: float = 1800.0
-    noise_floor: bool = False
-    """Build once more without the timing cache: what two builds differ by."""
-    observer: bool = False
-    """Build once more with every tensor marked: what marking changes."""
-    table_sha256: str = ""
 
 
 @dataclass(frozen=True)

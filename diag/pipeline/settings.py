@@ -14,6 +14,25 @@ from diag.resources import data_dir
 
 
 @dataclass(frozen=True)
+class EngineSettings:
+    """What a user may choose about the engine of a comparison."""
+
+    engine: str = "emulate"
+    """`emulate` (no engine), `tensorrt`, `tensorrt-rtx`, or the path of an engine that exists."""
+    shapes: tuple[str, ...] = ()
+    """Profiles as `--shapes` takes them; what is not given comes from the data."""
+    tf32: bool = True
+    opt_level: int | None = None
+    compute_capability: str | None = None
+    timeout_s: float = 1800.0
+    noise_floor: bool = False
+    """Build once more without the timing cache: what two builds differ by."""
+    observer: bool = False
+    """Build once more with every tensor marked: what marking changes."""
+    table_sha256: str = ""
+
+
+@dataclass(frozen=True)
 class CompareSettings:
     """Options of `trtdiag compare`, in its terms. Exactly one of `plan` and `format` is given."""
 
@@ -23,7 +42,7 @@ class CompareSettings:
     plan: str | None = None
     format: str | None = None
     calibration: str | None = None
-    engine: str = "emulate"
+    engine: EngineSettings = EngineSettings()
     limit: int | None = None
     fail_under: tuple[Threshold, ...] = ()
     slice_mb: int = 256
