@@ -12,6 +12,7 @@ from pathlib import Path
 
 import diag
 from diag.compare.comparison import Comparison
+from diag.engines import onnxruntime as ort_engine
 from diag.engines.paired import Watch, pair
 from diag.engines.reference import examine
 from diag.engines.slices import SlicedRun
@@ -118,6 +119,7 @@ def _key(job: Job) -> str:
     ranges = job.table.model_dump_json() if job.table else ""
     parts = (
         diag.__version__,
+        ort_engine.version(),
         job.planned.model.sha256,
         plan_sha256(job.planned.plan),
         job.feeds.sha256,

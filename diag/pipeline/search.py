@@ -26,7 +26,7 @@ from diag.pipeline.screen import MOST_CANDIDATES, screened
 from diag.pipeline.settings import CompareSettings
 from diag.pipeline.trials import Metrics, TrialStore
 from diag.pipeline.variants import Variants
-from diag.plan.schema import Pin, Plan, plan_sha256, write_plan
+from diag.plan.schema import Plan, pin_for, plan_sha256, write_plan
 from diag.progress import Progress
 from diag.report.schema import Finding, Mend, PinInfo, Report
 from diag.search.pins import PinSearch, candidates_of, find_pins, unstable_pins
@@ -286,7 +286,7 @@ def _raised_format(search: _Search, found: PinSearch, progress: Progress) -> tup
 
 
 def _pinned(search: _Search, pins: Sequence[str], fmt: str) -> Plan:
-    names = [Pin.model_validate({"match": name, "format": fmt, "reason": "measured"}) for name in pins]
+    names = [pin_for(name, fmt, "measured") for name in pins]
     return search.planned.plan.model_copy(update={"pins": (*search.planned.plan.pins, *names)})
 
 
