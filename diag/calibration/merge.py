@@ -51,12 +51,12 @@ def _refuse_other(
 def _refuse_twice(paths: Sequence[str | Path], tables: Sequence[CalibrationTable]) -> None:
     seen: dict[str, str | Path] = {}
     for path, table in zip(paths, tables, strict=True):
-        first = seen.setdefault(table.data_sha256, path)
-        if first is not path:
+        if table.data_sha256 in seen:
             raise TableError(
-                f"{str(path)!r} and {str(first)!r} were made from the same data",
+                f"{str(path)!r} and {str(seen[table.data_sha256])!r} were made from the same data",
                 "Merge tables of different data; the same twice would count double.",
             )
+        seen[table.data_sha256] = path
 
 
 def _method(tables: Sequence[CalibrationTable], method: str | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -14,18 +13,16 @@ from diag.calibration.table import Flag, MethodRange, TensorRange
 from diag.numerics.calibrate import clipping, is_coarse, ranges
 from diag.numerics.metrics import decibel
 
-_THREADS = 4
 _NO_ERROR_DB = 300.0
 
 
 def tensor_ranges(sums: Mapping[str, TensorSums]) -> dict[str, TensorRange]:
     """The table's entry of each tensor, all methods but `best`."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(sums, pool.map(tensor_range, sums.values()), strict=True))
+    return {name: tensor_range(found, _methods(found)) for name, found in sums.items()}
 
 
-def tensor_range(sums: TensorSums) -> TensorRange:
-    """Every method's range and cost, the evidence, and what is odd about the tensor."""
+def tensor_range(sums: TensorSums, methods: Mapping[str, MethodRange]) -> TensorRange:
+    """The ranges of some methods, the evidence, and what is odd about the tensor."""
     elements = sums.histogram.elements
     return TensorRange(
         absmax=sums.absmax,
@@ -34,7 +31,7 @@ def tensor_range(sums: TensorSums) -> TensorRange:
         elements=elements,
         nonfinite=sums.nonfinite,
         flags=tuple(_flags(sums)),
-        methods=_methods(sums),
+        methods=dict(methods),
         evidence=evidence_of(sums),
         channel_absmax=channels_text(sums.channels),
     )

@@ -49,7 +49,7 @@ class Checkpoint:
         began = time.monotonic()
         if began < self._due and not at_once:
             return
-        table = table_of(found, "", "minmax").model_dump(by_alias=True)
+        table = table_of(found, "", "minmax", costed=False).model_dump(by_alias=True)
         kept = {"key": self.key, "done": sorted(done), "table": table}
         write_text(json.dumps(kept, allow_nan=False), self.path)
         ended = time.monotonic()
