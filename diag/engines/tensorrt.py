@@ -202,6 +202,8 @@ def _mark_all_outputs(network: Any) -> None:
     taken = {network.get_output(i).name for i in range(network.num_outputs)}
     for index in range(network.num_layers):
         layer = network.get_layer(index)
+        if layer.type.name == "CONSTANT":
+            continue  # 10.6 folds a quantizer's scale into it and then fails on the mark
         for slot in range(layer.num_outputs):
             tensor = layer.get_output(slot)
             if tensor is None or tensor.is_shape_tensor or tensor.name in taken:
