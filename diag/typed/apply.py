@@ -24,14 +24,14 @@ from diag.typed.schemas import first_opset, op_types
 from diag.typed.surgeon import Surgery
 from diag.typed.types import complete
 
-SUPPORTED = frozenset({"fp32", "fp16", "bf16", "int8"})
+SUPPORTED = frozenset({"fp32", "fp16", "bf16", "int8", "fp8"})
 """Formats that can be applied today."""
 
 _HALF = {int(TensorProto.FLOAT16): "fp16", int(TensorProto.BFLOAT16): "bf16"}
 
 _PER_CHANNEL_QDQ_OPSET = 13
-_TYPED_SCALE_OPSET = 19
-"""From opset 19 the scale may be FP16 or BF16, and then the dequantized value is too."""
+_QDQ19_OPSET = 19
+"""From opset 19 codes may be FP8, and scales FP16 or BF16, and then the dequantized values are too."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def apply_formats(
     operands = operands_of(model, formats, types)
     floats, notes = _float_formats(model, formats, base, types)
     notes += operand_notes(model, _quantized(formats), types)
-    raised = _raised(model, _needed_opset(model, floats, operands))
+    raised = _raised(model, _needed_opset(model, floats, formats, operands))
     surgery = Surgery.open(raised.proto, raised.weights)
     lift_constants(surgery)
     keep = {(o.layer, o.input) for o in operands if o.weight is not None}
@@ -140,14 +140,16 @@ def _computes_floats(op_type: str) -> bool:
     return op_types(op_type, "", OPSETS[-1], "fp32") is not None
 
 
-def _needed_opset(model: Model, floats: Mapping[str, str], operands: tuple[Operand, ...]) -> int:
+def _needed_opset(
+    model: Model, floats: Mapping[str, str], formats: Mapping[str, str], operands: tuple[Operand, ...]
+) -> int:
     needed = [model.opset]
     for layer_id, fmt in floats.items():
         needed.append(first_opset(model.layer_by_id[layer_id].op_type, fmt, model.opset) or model.opset)
     if operands:
         needed.append(_PER_CHANNEL_QDQ_OPSET)
-        if any(operand.layer in floats for operand in operands):
-            needed.append(_TYPED_SCALE_OPSET)
+        if any(operand.layer in floats or formats.get(operand.layer) == "fp8" for operand in operands):
+            needed.append(_QDQ19_OPSET)
     return max(needed)
 
 

@@ -564,5 +564,5 @@ def test_a_newer_opset_reaches_into_branches() -> None:
 
 
 def test_formats_that_cannot_be_applied_yet() -> None:
-    with pytest.raises(PlanError, match="'fp8' cannot be applied yet"):
-        apply_formats(graph([node("Relu", "x", "y", "relu")], X), {"relu": "fp8"})
+    with pytest.raises(PlanError, match="'int4' cannot be applied yet"):
+        apply_formats(graph([node("Relu", "x", "y", "relu")], X), {"relu": "int4"})
