@@ -36,6 +36,9 @@ NoiseFloor = Annotated[
 Observer = Annotated[
     bool, typer.Option("--observer", help="Build once more with every tensor marked: what marks change.")
 ]
+FusionOff = Annotated[
+    bool, typer.Option("--fusion-off", help="Build twice more with less fusion: is it the cause?")
+]
 FailUnder = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,6 +70,7 @@ def run(
     timeout: options.Timeout = 1800.0,
     noise_floor: NoiseFloor = False,
     observer: Observer = False,
+    fusion_off: FusionOff = False,
     limit: options.Limit = None,
     fail_under: FailUnder = None,
     slice_mb: SliceMb = 64,
@@ -92,6 +96,7 @@ def run(
             timeout_s=timeout,
             noise_floor=noise_floor,
             observer=observer,
+            fusion_off=fusion_off,
         ),
         limit=limit,
         fail_under=tuple(parse_threshold(text) for text in fail_under or ()),

@@ -39,6 +39,7 @@ class EngineRules(BaseModel):
     fp32_rel_l2: float
     tf32_ratio: float
     format_ratio: float
+    own_ratio: float
     defect_ratio: float
     noise_ratio: float
     observer_ratio: float
@@ -173,6 +174,12 @@ def _lowered(gaps: Gaps, rules: EngineRules) -> Verdict:
         if gaps.format_gap > rules.good_rel_l2:
             text = f"{sizes} (relative L2): the engine is better than the format allows; was it built so?"
         return Verdict("agreement", text, numbers)
+    if ratio <= rules.format_ratio and gaps.engine_gap > rules.own_ratio * gaps.format_gap:
+        text = (
+            f"{sizes} (relative L2): of that size, but the engine is {gaps.engine_gap:.2g} from its own "
+            f"emulation, so the format explains only a part"
+        )
+        return Verdict("unclear", text, numbers)
     if ratio <= rules.format_ratio:
         return Verdict("format", f"{sizes} (relative L2): the number format explains it", numbers)
     return Verdict("unclear", f"{sizes} (relative L2): between format and engine nothing is proved", numbers)

@@ -33,15 +33,17 @@ from diag.numerics.formats import FORMATS
 from diag.pipeline.audit_findings import findings_of, request_for_plan
 from diag.pipeline.build import CURRENT, TIMING_CACHE, default_target
 from diag.pipeline.engine_findings import Faults, fault_findings
+from diag.pipeline.engine_found import EngineFound
 from diag.pipeline.engine_layers import observed_layers
-from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, rel_l2_of, run_three
-from diag.pipeline.inspect_report import kernel_infos, known_issue_findings
+from diag.pipeline.engine_run import Three, output_gaps, rel_l2_of, run_three
+from diag.pipeline.fusion import Outputs, fusion_finding, run_experiments
+from diag.pipeline.inspect_report import known_issue_findings
 from diag.pipeline.prepare import Planned
 from diag.pipeline.profiles import profiles_for
 from diag.pipeline.settings import EngineSettings
 from diag.plan.schema import plan_sha256
 from diag.progress import Progress
-from diag.report.schema import Finding, Metrics, Report
+from diag.report.schema import Finding
 from diag.typed.apply import TypedModel
 
 ENGINE_FILE = "model.engine"
@@ -67,46 +69,6 @@ class Subject:
     def unit_roundoff(self) -> float:
         """The widest of the formats in use; an integer format counts as one of 8 bits."""
         return max(FORMATS[fmt].unit_roundoff or 2.0**-8 for fmt in {"fp32", *self.typed.formats.values()})
-
-
-@dataclass
-class EngineFound:
-    """What the engine stage adds to a report. Everything but kernels is empty where it could not be run."""
-
-    label: str
-    versions: dict[str, str]
-    flags: dict[str, str]
-    kernels: tuple[Kernel, ...]
-    findings: list[Finding] = field(default_factory=list)
-    outputs: OutputErrors = field(default_factory=OutputErrors)
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    checks: list[SelfCheck] = field(default_factory=list)
-    layers: dict[str, Metrics] = field(default_factory=dict)
-    """By tensor: errors of what lies between the kernels that ship."""
-    latency: Latency | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def put_into(self, report: Report) -> None:
-        """Add everything to a report that holds the comparison of the emulation."""
-        report.run.engine = f"{self.label}; {report.run.engine}"
-        report.run.versions |= self.versions
-        report.run.flags |= self.flags
-        if self.notes:
-            report.run.flags["engine notes"] = "; ".join(self.notes)
-        report.kernels = kernel_infos(self.kernels)
-        report.findings = [*self.findings, *report.findings]
-        for output in report.outputs:
-            if output.name in self.outputs.engine:
-                output.engine = self.outputs.engine[output.name].metrics()
-                output.engine_vs_emulation = self.outputs.engine_vs_emulation[output.name].metrics()
-        for layer in report.layers:
-            seen = [name for name in layer.outputs if name in self.layers]
-            layer.engine = min((self.layers[n] for n in seen), key=lambda m: m["sqnr_db"], default={})
-        if self.verdicts:
-            worst = max(
-                self.verdicts.values(), key=lambda v: (v.is_fault, v.numbers.get("total_rel_l2", 0.0))
-            )
-            report.verdict = f"{report.verdict} Engine: {worst.text}."
 
 
 @dataclass(frozen=True)
@@ -233,8 +195,34 @@ def _run(
     observed = {n: v for n in found.verdicts if (v := _observer(n, extra)) is not None}
     faults = fault_findings(Faults(found.verdicts, observed, moved, subject.planned.model))
     found.findings = [*faults, *found.findings]
+    if settings.fusion_off:
+        _try_without_fusion(subject, settings, engine, found, emulation.run(feed), shipped, feed, progress)
     reference.close()
     emulation.close()
+
+
+def _try_without_fusion(
+    subject: Subject,
+    settings: EngineSettings,
+    engine: _Engine,
+    found: EngineFound,
+    emulated: Outputs,
+    shipped: Outputs,
+    feed: Feed,
+    progress: Progress,
+) -> None:
+    def build_and_run(name: str) -> Outputs:
+        progress.start(f"building with less fusion ({name})", None)
+        fewer = replace(settings, opt_level=0) if name == "unfused" else settings
+        marks: Marks = "all" if name == "apart" else "none"
+        built = _built(subject, fewer, engine.stamp.identity, f"{name}.engine", marks=marks)
+        with TensorRtRunner(built.path) as runner:
+            return runner.run(feed)
+
+    experiments = run_experiments(build_and_run, emulated, found.notes.append)
+    finding = fusion_finding(output_gaps(emulated, shipped), experiments)
+    if finding is not None:
+        found.findings.insert(0, finding)
 
 
 def _verdicts(

@@ -27,6 +27,8 @@ class EngineSettings:
     timeout_s: float = 1800.0
     noise_floor: bool = False
     """Build once more without the timing cache: what two builds differ by."""
+    fusion_off: bool = False
+    """Build twice more with less fusion: whether fusion causes the engine's own error."""
     observer: bool = False
     """Build once more with every tensor marked: what marking changes."""
     table_sha256: str = ""
