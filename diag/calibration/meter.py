@@ -17,7 +17,7 @@ from diag.engines.reference import with_outputs
 from diag.model.graph import Model
 
 Array = NDArray[Any]
-_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 
 @dataclass(frozen=True)
@@ -65,4 +65,4 @@ class Meter:
 def channel_axis_of(model: Model, tensor: str) -> int:
     """Axis of the channels of a tensor for the first layer that reads it: 1 for convolutions, else -1."""
     readers = model.consumers.get(tensor, ())
-    return 1 if readers and readers[0].op_type in _CONVOLUTIONS else -1
+    return 1 if readers and readers[0].op_type in CONVOLUTIONS else -1

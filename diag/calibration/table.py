@@ -45,8 +45,9 @@ class MethodRange(_Part):
     """By how much the ranges of the two halves of the data differ, relative to the larger; None when a half
     holds nothing."""
     output_sqnr_db: float | None = None
-    """Of the output of the layers that read the tensor, with nothing else quantized (mean noise of the
-    layers); None when it was not measured. 300 stands for no error at all."""
+    """Of the output of the layers that read the tensor, with nothing else quantized: noise over signal of
+    each output vector (token, pixel), averaged over vectors, then over layers. None when it was not measured;
+    300 stands for no error at all."""
 
 
 class Evidence(_Part):
