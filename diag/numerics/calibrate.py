@@ -33,7 +33,7 @@ LEVELS = 128
 _STEPS = LEVELS - 1
 """Steps from zero to the end of the range."""
 
-_COARSE = np.unique(np.round(2.0 ** np.arange(0, 11 + 1 / 8, 1 / 4)).astype(np.int64))
+_COARSE = np.unique(np.round(2.0 ** np.arange(0, 11 + 1 / 16, 1 / 8)).astype(np.int64))
 _FINE = 24
 
 Double = NDArray[np.float64]
@@ -141,7 +141,7 @@ def _xlogx(counts: NDArray[np.int64]) -> Double:
 def mse(histogram: Histogram, absmax: float) -> float:
     """The range with the least INT8 error energy, rounding and clipping together.
 
-    Searched among the bin edges (and `absmax`): first four in each octave, then up to 24 around the best.
+    Searched among the bin edges (and `absmax`): first eight in each octave, then up to 24 around the best.
     """
     end = absmax / histogram.width
     coarse = np.append(_COARSE[end > _COARSE], end)

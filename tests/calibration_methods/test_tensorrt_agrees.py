@@ -1,8 +1,8 @@
 """The entropy method against what TensorRT itself chose.
 
-TensorRT 10.6 calibrated MiniLM with its entropy calibrator on the 64 sentences of `en_calib` (on an H200). Its
-cache holds scales; these four tensors are sums of embeddings, free of the GPU's TF32, and reach their largest
-magnitude in the first batch, so that its bins are 1/2,048 of that. Scale times 127 over that bin width:
+TensorRT 10.6 calibrated MiniLM with its entropy calibrator on the 64 sentences of `en_calib`, on an H200.
+Its cache holds scales; these four tensors are sums of embeddings, free of the GPU's TF32, and reach their
+largest magnitude in the first batch, so that its bins are 1/2,048 of that. Scale times 127 over bin width:
 """
 
 from __future__ import annotations
