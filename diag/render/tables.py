@@ -26,14 +26,14 @@ _NAME_HINT = "the ONNX node"
 
 
 def outputs_table(report: Report) -> Table:
-    """One row per output; a column for every metric that any output has."""
+    """One row per output, two more where an engine ran; a column for every metric that any output has."""
     names = _metric_names(output.metrics for output in report.outputs)
     columns = (
         Column("Output"),
         *(metric_column(name) for name in names),
         Column("Worst case", hint="batch by its order in the data, and the element with the largest error"),
     )
-    return Table(columns, tuple(_output_row(output, names) for output in report.outputs))
+    return Table(columns, tuple(row for output in report.outputs for row in _output_rows(output, names)))
 
 
 def _metric_names(metrics: Iterable[dict[str, float]]) -> list[str]:
@@ -42,12 +42,28 @@ def _metric_names(metrics: Iterable[dict[str, float]]) -> list[str]:
     return [name for name in METRICS if name in found] + sorted(found - METRICS.keys())
 
 
-def _output_row(output: OutputInfo, names: list[str]) -> Row:
-    cells = [metric_cell(name, output.metrics.get(name)) for name in names]
+def _output_rows(output: OutputInfo, names: list[str]) -> list[Row]:
     worst = output.worst
     where = Cell(MISSING, None, "mute") if worst is None else Cell(position(worst.batch, worst.index))
-    name = Cell(output.name, output.name, "name", sub=output.layer and f"from {output.layer}")
-    return Row((name, *cells, where), "born" if is_broken(output.metrics) else "")
+    origin = output.layer and f"from {output.layer}"
+    rows = [
+        _output_row(
+            output.name, f"emulation, {origin}" if output.engine else origin, output.metrics, names, where
+        )
+    ]
+    nowhere = Cell(MISSING, None, "mute")
+    for what, metrics in (
+        ("engine", output.engine),
+        ("engine against its emulation", output.engine_vs_emulation),
+    ):
+        if metrics:
+            rows.append(_output_row(output.name, what, metrics, names, nowhere))
+    return rows
+
+
+def _output_row(name: str, what: str, metrics: dict[str, float], names: list[str], where: Cell) -> Row:
+    cells = [metric_cell(metric, metrics.get(metric)) for metric in names]
+    return Row((Cell(name, name, "name", sub=what), *cells, where), "born" if is_broken(metrics) else "")
 
 
 def layers_table(report: Report) -> Table:
