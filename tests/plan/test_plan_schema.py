@@ -52,7 +52,7 @@ def test_defaults_are_those_that_are_documented() -> None:
     assert plan == Plan(default="int8")
     assert (plan.base, plan.pins, plan.placement) == ("fp32", (), "inputs")
     assert (plan.quantizer.activations, plan.quantizer.weights) == ("per_tensor", "per_channel")
-    assert (plan.quantizer.method, plan.constants.out_of_range) == ("minmax", "clamp")
+    assert (plan.quantizer.method, plan.constants.out_of_range) == (None, "clamp")
 
 
 @pytest.mark.parametrize("name", ["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"])
@@ -265,7 +265,7 @@ def test_the_written_form_is_stable_and_in_field_order(tmp_path: Path) -> None:
         "pins:\n"
         "- {match: /a/ü, format: fp16, reason: why}\n"
         "- {role: norm, block: 0-2, format: bf16}\n"
-        "quantizer: {activations: per_tensor, weights: per_channel, method: minmax}\n"
+        "quantizer: {activations: per_tensor, weights: per_channel}\n"
         "constants: {out_of_range: clamp}\n"
         "placement: inputs\n"
     )
