@@ -43,11 +43,11 @@ class Session:
         options.graph_optimization_level = HIGHEST if optimised else LOWEST
         options.log_severity_level = _FATAL_ONLY
         options.intra_op_num_threads = min(_cores(), MAX_THREADS)
-        # A session's memory pool never shrinks, and a comparison holds dozens of sessions: without pools MiniLM
-        # takes half the memory in the same time.
+        # A session's memory pool never shrinks, and a comparison holds dozens of sessions: without pools
+        # MiniLM takes half the memory in the same time.
         options.enable_cpu_mem_arena = False
-        # Threads that spin while they wait are in another session's way. One pool of threads for all would be
-        # the process's for good: ONNX Runtime then refuses sessions that the caller makes in the ordinary way.
+        # Threads that spin while they wait are in another session's way. One pool of threads for all would
+        # be the process's for good: ONNX Runtime then refuses sessions that the caller makes as usual.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         stubs = [t for t in proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
         # ONNX Runtime copies the values while it makes the session, so they need not be kept afterwards.
