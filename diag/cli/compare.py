@@ -73,7 +73,7 @@ def run(
     fusion_off: FusionOff = False,
     limit: options.Limit = None,
     fail_under: FailUnder = None,
-    slice_mb: SliceMb = 64,
+    slice_mb: SliceMb = 32,
     resume: Resume = True,
     save_typed: SaveTyped = False,
     dry: DryRun = False,

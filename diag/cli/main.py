@@ -10,6 +10,7 @@ import typer
 from diag import __version__
 from diag.cli import build, calibrate, compare, convert, demo, doctor, gate, inspect, pin, rank, report
 from diag.cli.console import INTERRUPTED, fail
+from diag.engines.onnxruntime import own_process
 from diag.errors import TrtdiagError, UsageError
 
 app = typer.Typer(
@@ -70,5 +71,11 @@ def _refuse_usage(error: Any, as_json: bool) -> int:
     return fail(UsageError(message, f"See {command} --help."), as_json) if message else UsageError.exit_code
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Entry point of the installed command: the process is the command's alone."""
+    own_process()
     run()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,7 @@ class Session:
         options = ort.SessionOptions()
         options.graph_optimization_level = HIGHEST if optimised else LOWEST
         options.log_severity_level = _FATAL_ONLY
-        options.intra_op_num_threads = min(_cores(), MAX_THREADS)
-        # A session's memory pool never shrinks, and a comparison holds dozens of sessions: without pools
-        # MiniLM takes half the memory in the same time.
-        options.enable_cpu_mem_arena = False
-        # Threads that spin while they wait are in another session's way. One pool of threads for all would
-        # be the process's for good: ONNX Runtime then refuses sessions that the caller makes as usual.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        _settle(options)
         stubs = [t for t in proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
         # ONNX Runtime copies the values while it makes the session, so they need not be kept afterwards.
         values = [_ort_value(weights[t.name], t.data_type) for t in stubs]
@@ -78,6 +73,40 @@ class Session:
                 "Check the data: token ids inside the vocabulary, lengths that the model takes.",
             ) from error
         return dict(zip(names, values, strict=True))
+
+
+_process_is_ours = False
+
+
+def own_process() -> None:
+    """Say that no one else uses ONNX Runtime in this process (the command line): sessions share threads.
+
+    One pool of threads and one of memory serve all slices. Once it is made, ONNX Runtime refuses sessions that
+    a caller makes in the ordinary way, so a library must not do this.
+    """
+    global _process_is_ours
+    _process_is_ours = True
+
+
+def _settle(options: Any) -> None:
+    """Threads and memory of a session."""
+    if _process_is_ours:
+        _share_environment()
+        options.use_per_session_threads = False
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        return
+    options.intra_op_num_threads = min(_cores(), MAX_THREADS)
+    # A comparison holds dozens of sessions: their threads must not spin in each other's way, and their pools
+    # of memory, which never shrink, would add up.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_cpu_mem_arena = False
+
+
+@lru_cache(maxsize=1)
+def _share_environment() -> None:
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, None)
+    ort.set_global_thread_pool_sizes(min(_cores(), MAX_THREADS), 1)
 
 
 def _cores() -> int:
