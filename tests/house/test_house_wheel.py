@@ -73,7 +73,7 @@ def test_the_wheel_carries_nothing_else(wheel: Path) -> None:
 def test_the_wheel_installs_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (entry,) = [n for n in archive.namelist() if n.endswith("/entry_points.txt")]
-        assert "trtdiag = diag.cli.main:run" in archive.read(entry).decode()
+        assert "trtdiag = diag.cli.main:main" in archive.read(entry).decode()
         (metadata,) = [n for n in archive.namelist() if n.endswith("/METADATA")]
         assert "\nName: trtdiag\n" in archive.read(metadata).decode()
 
