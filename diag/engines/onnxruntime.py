@@ -81,7 +81,7 @@ _process_is_ours = False
 def own_process() -> None:
     """Say that no one else uses ONNX Runtime in this process (the command line): sessions share threads.
 
-    One pool of threads and one of memory serve all slices. Once it is made, ONNX Runtime refuses sessions that
+    One pool of threads and one of memory serve all slices. Once made, ONNX Runtime refuses sessions that
     a caller makes in the ordinary way, so a library must not do this.
     """
     global _process_is_ours
