@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from diag.cli import options
-from diag.cli.console import Bar, Output
+from diag.cli.console import Output, with_bar
 from diag.pipeline.build import Built, build
 from diag.pipeline.build_settings import BuildSettings
-from diag.progress import Silent
 
 NAME = "build"
 HELP = "Build an engine from a model and a plan, and check that it holds the types that were asked for."
@@ -96,16 +95,9 @@ def run(
         weak=weak,
         cache=cache,
     )
-    built = _built(settings, quiet or as_json)
+    built = with_bar(quiet or as_json, lambda progress: build(settings, progress))
     Output(as_json, quiet).result(built.as_dict(), lambda: _text(built))
     return 0
-
-
-def _built(settings: BuildSettings, silent: bool) -> Built:
-    if silent:
-        return build(settings, Silent())
-    with Bar() as bar:
-        return build(settings, bar)
 
 
 def _text(built: Built) -> str:

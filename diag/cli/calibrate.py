@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -10,10 +9,9 @@ import typer
 from diag.calibration.remarks import Remark, costs_of, measured_methods, remarks
 from diag.calibration.table import PERCENTILE, CalibrationTable
 from diag.cli import options
-from diag.cli.console import Bar, Output
+from diag.cli.console import Output, with_bar
 from diag.errors import UsageError
 from diag.pipeline.tables import CalibrateSettings, calibrate, merge
-from diag.progress import Progress, Silent
 
 NAME = "calibrate"
 HELP = "Measure the ranges of every tensor that INT8 would quantize, by every method at once; write a table."
@@ -70,7 +68,7 @@ def run(
         settings = CalibrateSettings(
             _only(files), _given(data), out, limit, method, plan, jobs, resume, skip_bad
         )
-        table = _with_progress(lambda progress: calibrate(settings, progress), quiet or as_json)
+        table = with_bar(quiet or as_json, lambda progress: calibrate(settings, progress))
     found = remarks(table)
     Output(as_json, quiet).result(_as_json(table, found, out), lambda: _as_text(table, found, out))
     return 0
@@ -91,13 +89,6 @@ def _given(data: str | None) -> str:
     if data is None:
         raise UsageError("there is nothing to calibrate on", "Give --data DATA.")
     return data
-
-
-def _with_progress(work: Callable[[Progress], CalibrationTable], silent: bool) -> CalibrationTable:
-    if silent:
-        return work(Silent())
-    with Bar() as bar:
-        return work(bar)
 
 
 def _as_json(table: CalibrationTable, found: list[Remark], out: str) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from typing import Annotated
 import typer
 
 from diag.cli import options
-from diag.cli.console import Bar, Output, stdout_console
+from diag.cli.console import Output, stdout_console, with_bar
 from diag.gate.threshold import parse_threshold
 from diag.pipeline.compare import compare
 from diag.pipeline.dry_run import dry_run
 from diag.pipeline.settings import CompareSettings, EngineSettings
-from diag.progress import Progress, Silent
+from diag.progress import Silent
 from diag.render.text import summary
-from diag.report.schema import Report
 
 NAME = "compare"
 HELP = "Compare a model under a precision plan with its FP32 reference, layer by layer."
@@ -110,16 +109,7 @@ def run(
         estimate = dry_run(settings, Silent())
         output.result(estimate.as_dict(), estimate.as_text)
         return 0
-    report = with_progress(settings, quiet or as_json)
+    report = with_bar(quiet or as_json, lambda progress: compare(settings, progress))
     files = [f"{out}/report.html", f"{out}/report.json"]
     output.result(report.model_dump(by_alias=True), lambda: summary(report, stdout_console().width, files))
     return 1 if report.gate is not None and not report.gate.passed else 0
-
-
-def with_progress(settings: CompareSettings, silent: bool) -> Report:
-    """Run a comparison, its progress drawn unless `silent`."""
-    if silent:
-        return compare(settings, Silent())
-    with Bar() as bar:
-        progress: Progress = bar
-        return compare(settings, progress)

@@ -8,9 +8,8 @@ import typer
 from rich.console import Group, RenderableType
 
 from diag.cli import options
-from diag.cli.console import Bar, Output, stdout_console
+from diag.cli.console import Output, stdout_console, with_bar
 from diag.pipeline.demo import Demo, run_demo
-from diag.progress import Silent
 from diag.render.text import summary
 
 NAME = "demo"
@@ -23,11 +22,7 @@ def run(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    if quiet or as_json:
-        demo = run_demo(out, Silent())
-    else:
-        with Bar() as bar:
-            demo = run_demo(out, bar)
+    demo = with_bar(quiet or as_json, lambda progress: run_demo(out, progress))
     reports = {"int8": demo.quantized, "mended": demo.mended}
     body = {name: report.model_dump(by_alias=True) for name, report in reports.items() if report}
     Output(as_json, quiet).result(body, lambda: _text(demo))

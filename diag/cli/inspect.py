@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 
 from diag.cli import options
-from diag.cli.console import Bar, Output
+from diag.cli.console import Output, with_bar
 from diag.pipeline.inspect import REPORT_FILES, Inspection, InspectSettings, inspect
 from diag.pipeline.inspect_report import Overview
-from diag.progress import Silent
 
 NAME = "inspect"
 HELP = "Show what an engine really holds: kernels, types, what of a plan was built. Reads calibration caches."
@@ -56,11 +55,7 @@ def run(
         strict=strict,
         command=shlex.join(["trtdiag", *sys.argv[1:]]),
     )
-    if quiet or as_json:
-        inspection = inspect(settings, Silent())
-    else:
-        with Bar() as bar:
-            inspection = inspect(settings, bar)
+    inspection = with_bar(quiet or as_json, lambda progress: inspect(settings, progress))
     report = inspection.report
     Output(as_json, quiet).result(
         report.model_dump(by_alias=True), lambda: "\n".join(_lines(inspection, out))
