@@ -160,7 +160,7 @@ def error_energy(histogram: Histogram, absmax: float, limits: Double) -> Double:
     bin is exact; nothing is assumed but that values are spread evenly within their bin.
     """
     edges, density = _density(histogram, absmax)
-    return np.asarray(np.diff(_error_integral(edges, limits[:, None]), axis=1) @ density)
+    return np.asarray(np.diff(error_integral(edges, limits[:, None]), axis=1) @ density)
 
 
 def _density(histogram: Histogram, absmax: float) -> tuple[Double, Double]:
@@ -171,7 +171,7 @@ def _density(histogram: Histogram, absmax: float) -> tuple[Double, Double]:
     return edges, histogram.counts[1 : top + 1] / np.diff(edges)
 
 
-def _error_integral(edges: Double, limit: Double) -> Double:
+def error_integral(edges: Double, limit: Double) -> Double:
     """Integral of (x - Q(x))^2 from 0 to each edge, for each limit: shape (limits, edges)."""
     step = limit / _STEPS
     inside = np.minimum(edges, limit) / step
