@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from diag.errors import TableError
@@ -20,8 +22,14 @@ BEST = "best"
 PERCENTILE = "percentile_99.99"
 """What plain `percentile` means."""
 
+SEARCHED = "searched"
+"""Ranges that compensation chose by the error of the layers' outputs."""
+
 CHOICES = ("minmax", "entropy", "percentile", *PERCENTILES, "mse", BEST)
 """Names by which a method can be asked for."""
+
+_MAKES = {BEST: "--method best", SEARCHED: "--compensate"}
+"""Options that make the ranges which not every table holds."""
 
 
 Flag = Literal["empty", "zero", "constant", "coarse", "zero_channels"]
@@ -77,22 +85,71 @@ class TensorRange(_Part):
     flags: tuple[Flag, ...] = ()
     best: str | None = None
     """The method whose range costs the layers' outputs least."""
+    searched: float | None = Field(default=None, ge=0)
+    """The range that compensation chose."""
     methods: dict[str, MethodRange] = {}
     evidence: Evidence | None = None
     channel_absmax: str | None = None
     """Largest magnitude in each channel, where their number does not depend on the data."""
 
     def cost_of(self, method: str) -> MethodRange | None:
-        """Range and cost of one of `CHOICES`; None when it was not measured."""
+        """Range and cost of one of `CHOICES` or `searched`; None when it was not measured."""
         name = PERCENTILE if method == "percentile" else method
         return self.methods.get((self.best or "") if name == BEST else name)
 
     def range_of(self, method: str) -> float | None:
-        """The range of one of `CHOICES`; None when it was not measured."""
-        if method == "minmax":
-            return self.absmax
+        """The range of one of `CHOICES` or `searched`; None when it was not measured."""
+        if method in ("minmax", SEARCHED):
+            return self.absmax if method == "minmax" else self.searched
         cost = self.cost_of(method)
         return None if cost is None else cost.absmax
+
+
+class Credit(_Part):
+    """What one step of compensation brought to one group of layers, and whether it was kept."""
+
+    step: str
+    group: str
+    """Role of the layers."""
+    layers: dict[str, float]
+    """SQNR in dB that each layer's own output gained on held-out data."""
+    before: float
+    """Damage of the model's outputs on held-out data before (noise over signal, or what a target counts)."""
+    after: float
+    kept: bool
+    reason: str = ""
+    """Why it was not kept."""
+
+
+class Compensation(_Part):
+    """What was changed beside the ranges so that a quantized model loses less."""
+
+    format: str
+    """The quantized format that the corrections were measured in; they hold for its layers only."""
+    original_sha256: str
+    """The model that was compensated; the table belongs to the new one."""
+    fp32_max_abs: float
+    """Largest difference between the outputs of the two models in FP32, on held-out data."""
+    fp32_rel_l2: float
+    """The same as relative L2, of the output where it is largest."""
+    credits: tuple[Credit, ...] = ()
+    weight_ratios: dict[str, str] = {}
+    """Weight to the factors by which the steps of its channels are smaller than min-max."""
+    corrections: dict[str, str] = {}
+    """Layer to what is added to each channel of its output when it is quantized."""
+
+    def weight_factors(self) -> dict[str, NDArray[np.float32]]:
+        """`weight_ratios` as arrays of shape (channels,)."""
+        return {name: _vector(text) for name, text in self.weight_ratios.items()}
+
+    def bias_corrections(self, formats: Mapping[str, str]) -> dict[str, NDArray[np.float32]]:
+        """`corrections` as arrays of shape (channels,), of the layers that are in `format`."""
+        wanted = {name: text for name, text in self.corrections.items() if formats.get(name) == self.format}
+        return {name: _vector(text) for name, text in wanted.items()}
+
+
+def _vector(text: str) -> NDArray[np.float32]:
+    return np.array([float(word) for word in text.split()], np.float32)
 
 
 class CalibrationTable(_Part):
@@ -105,7 +162,9 @@ class CalibrationTable(_Part):
     data: str
     """What was fed, in words."""
     data_sha256: str
-    method: str = Field(pattern="^(" + "|".join(name.replace(".", r"\.") for name in CHOICES) + ")$")
+    method: str = Field(
+        pattern="^(" + "|".join(name.replace(".", r"\.") for name in (*CHOICES, SEARCHED)) + ")$"
+    )
     """The method whose ranges are used unless another is asked for."""
     batches: int
     samples: int = 0
@@ -118,11 +177,14 @@ class CalibrationTable(_Part):
     sampled_batches: tuple[str, ...] = ()
     """Keys of the batches on which the methods' effect on the outputs is measured."""
     tensors: dict[str, TensorRange]
+    compensation: Compensation | None = None
+    """None for a table of a model as it came."""
 
     def scales(self, fmt: str, method: str | None = None) -> dict[str, float]:
         """Step of each tensor in a quantized format, `range / largest code` (INT8: 127, FP8 E4M3: 448).
 
-        `method`: one of `CHOICES`, None for the table's own. Raises TableError when the table lacks it.
+        `method`: one of `CHOICES` or `searched`, None for the table's own. Raises TableError when the table
+        lacks it.
         """
         chosen = method or self.method
         return {
@@ -135,7 +197,7 @@ class CalibrationTable(_Part):
         if found is None:
             raise TableError(
                 f"the calibration table holds no {method} range of tensor {name!r}",
-                f"Calibrate with --method {method if method == BEST else 'all'}.",
+                f"Calibrate with {_MAKES.get(method, '--method all')}.",
             )
         return found
 

@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from diag.calibration.minmax import measure_ranges
 from diag.calibration.table import CalibrationTable, TensorRange, read_table
 from diag.errors import PlanError, TableError, UsageError
@@ -63,7 +66,20 @@ class Planned:
             base=self.plan.base,
             scales=scales,
             out_of_range=self.plan.constants.out_of_range,
+            **self._compensation(table),
         )
+
+    def _compensation(self, table: CalibrationTable | None) -> dict[str, dict[str, NDArray[np.float32]]]:
+        """What compensation found beside the ranges; it holds for the ranges that it was found with."""
+        found = table.compensation if table is not None else None
+        if table is None or found is None or self.method not in (None, table.method):
+            return {}
+        formats = self.resolved.formats
+        others = {f for f in formats.values() if FORMATS[f].quantized} - {found.format}
+        return {
+            "weight_ratios": {} if others else found.weight_factors(),
+            "corrections": found.bias_corrections(formats),
+        }
 
 
 def choose_plan(plan_path: str | None, fmt: str | None) -> Plan:

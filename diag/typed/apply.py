@@ -16,6 +16,7 @@ from diag.model.graph import FLOAT_TYPES, Layer, Model, TensorInfo
 from diag.model.load import OPSETS
 from diag.numerics.formats import FORMATS
 from diag.typed.operands import Operand, brings_quantizers, operand_notes, quantized_operands
+from diag.typed.passes.correct_bias import correct_bias
 from diag.typed.passes.insert_qdq import insert_qdq
 from diag.typed.passes.lift_constants import lift_constants
 from diag.typed.passes.lower_floats import OutOfRange, lower_floats
@@ -63,10 +64,14 @@ def apply_formats(
     base: str = "fp32",
     scales: Mapping[str, float] | None = None,
     out_of_range: OutOfRange = "clamp",
+    weight_ratios: Mapping[str, NDArray[np.float32]] | None = None,
+    corrections: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> TypedModel:
     """Rewrite `model` so that each layer computes in its format; `formats` holds every layer id.
 
-    `scales` maps each quantized activation to its step. Raises PlanError for a format that cannot be applied
+    `scales` maps each quantized activation to its step; `weight_ratios` a weight to the factors, one for each
+    channel, by which its steps are smaller than min-max; `corrections` a layer to what is added to its output
+    (see `correct_bias`). Raises PlanError for a format that cannot be applied
     yet, TableError for a missing scale, ModelError when the result does not pass ONNX's checker.
     """
     unknown = sorted(set(formats.values()) - SUPPORTED)
@@ -78,7 +83,8 @@ def apply_formats(
     operands = operands_of(model, formats, types)
     floats, notes = _float_formats(model, formats, base, types)
     notes += operand_notes(model, _quantized(formats), types)
-    raised = _raised(model, _needed_opset(model, floats, formats, operands))
+    corrected = correct_bias(model, corrections or {})
+    raised = _raised(corrected, _needed_opset(model, floats, formats, operands))
     surgery = Surgery.open(raised.proto, raised.weights)
     lift_constants(surgery)
     keep = {(o.layer, o.input) for o in operands if o.weight is not None}
@@ -87,7 +93,7 @@ def apply_formats(
     of_nodes = {name: floats[x.id] for name, x in owners(raised.proto, model).items() if x.id in floats}
     lower_floats(surgery, raised, of_nodes, types, keep, out_of_range)
     quantized = {o.layer: formats[o.layer] for o in operands}
-    insert_qdq(surgery, operands, quantized, floats, scales or {})
+    insert_qdq(surgery, operands, quantized, floats, scales or {}, weight_ratios or {})
     result = surgery.close()
     check(result)
     brought = {x.id for x in model.layers if brings_quantizers(model, x)}

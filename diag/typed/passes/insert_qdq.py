@@ -26,14 +26,16 @@ def insert_qdq(
     formats: Mapping[str, str],
     bases: Mapping[str, str],
     scales: Mapping[str, float],
+    weight_ratios: Mapping[str, NDArray[np.float32]],
 ) -> None:
     """Put a quantizer on each operand.
 
     `formats` gives the quantized format of each layer, `bases` the float format that it computes in besides
-    (the type of the scale, ONNX opset 19), `scales` the step of each activation by tensor name.
+    (the type of the scale, ONNX opset 19), `scales` the step of each activation by tensor name, and
+    `weight_ratios` what the min-max steps of a weight's channels are multiplied by.
     Raises TableError when an activation has no scale.
     """
-    inserter = _Inserter(surgery, scales)
+    inserter = _Inserter(surgery, scales, weight_ratios)
     nodes = {node.name: node for node in surgery.graph.nodes}
     before: dict[str, list[Any]] = {}
     for operand in operands:
@@ -49,9 +51,15 @@ def insert_qdq(
 
 
 class _Inserter:
-    def __init__(self, surgery: Surgery, scales: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        surgery: Surgery,
+        scales: Mapping[str, float],
+        weight_ratios: Mapping[str, NDArray[np.float32]],
+    ) -> None:
         self._surgery = surgery
         self._scales = scales
+        self._weight_ratios = weight_ratios
         self._done: dict[tuple[str, str, str], Any] = {}
         self._pending: list[Any] = []
 
@@ -83,7 +91,9 @@ class _Inserter:
             return self._done[key]
         assert operand.weight is not None and operand.channel_axis is not None
         values = np.asarray(operand.weight, np.float32)
-        scale = weight_scale(values, operand.channel_axis, fmt, base)
+        scale = weight_scale(
+            values, operand.channel_axis, fmt, base, self._weight_ratios.get(operand.tensor, 1.0)
+        )
         label = f"{operand.tensor}/{fmt}"
         if operand.channel_axis != values.ndim - 1:
             label += f"@{operand.channel_axis}"
@@ -111,10 +121,12 @@ class _Inserter:
         return result
 
 
-def weight_scale(values: NDArray[np.float32], axis: int, fmt: str, base: str) -> NDArray[np.float32]:
-    """One min-max scale for each channel, as it is after storing it in the base format."""
+def weight_scale(
+    values: NDArray[np.float32], axis: int, fmt: str, base: str, ratio: NDArray[np.float32] | float = 1.0
+) -> NDArray[np.float32]:
+    """One min-max scale for each channel, times `ratio`, as it is after storing it in the base format."""
     others = tuple(i for i in range(values.ndim) if i != axis)
-    return storable(symmetric_scale(np.abs(values).max(axis=others), FORMATS[fmt]), base)
+    return storable(symmetric_scale(np.abs(values).max(axis=others) * ratio, FORMATS[fmt]), base)
 
 
 def storable(scale: NDArray[np.float32], base: str) -> NDArray[np.float32]:
