@@ -5,42 +5,21 @@ Field meanings are fixed here; the JSON Schema in `docs/report.schema.json` is g
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
+
+from diag.report.drift import Drift
+from diag.report.parts import STRICT, Number
+from diag.report.parts import Metrics as Metrics
 
 SCHEMA = "trtdiag.report/1"
 
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def _read_number(value: Any) -> Any:
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
-
-
-def _write_number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-
-
-Number = Annotated[
-    float,
-    BeforeValidator(_read_number),
-    PlainSerializer(_write_number),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": list(_NON_FINITE)}]}),
-]
-"""A float; JSON has no NaN and no Infinity, so these three are written as strings."""
-
-Metrics = dict[str, Number]
-"""Values by metric name; names, units and directions are in `diag.numerics.metrics.METRICS`."""
-
 
 class Part(BaseModel):
-    """Base of all parts: unknown keys are refused, so that a misspelt field is never silently lost."""
+    """Base of all parts."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
 
 
 class ModelInfo(Part):
@@ -226,6 +205,8 @@ class Report(Part):
     births: list[Birth] = []
     kernels: list[Kernel] = []
     findings: list[Finding] = []
+    drift: Drift | None = None
+    """Production against calibration; only where `trtdiag drift` wrote the report."""
     gate: GateResult | None = None
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)

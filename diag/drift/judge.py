@@ -1,0 +1,130 @@
+"""Whether production differs from calibration: effect sizes against bounds and against calibration itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from diag.drift import distance
+from diag.drift.rules import Bound, DriftRules
+from diag.drift.side import Side
+from diag.drift.spread import absmax, quantile
+
+Level = Literal["ok", "warn", "fail"]
+_ORDER: tuple[Level, ...] = ("ok", "warn", "fail")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a tensor, and what it is held against."""
+
+    value: float
+    calibration: float | None
+    """What the calibration data show of it under the same range; None where it compares the two."""
+    null: float | None
+    """What one half of the calibration data shows against the other; None without halves."""
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One tensor. `figures` are the judged ones, by the names of rules/drift.yaml."""
+
+    name: str
+    level: Level
+    figures: Mapping[str, Figure]
+    nonfinite: int
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Names of the figures at the tensor's level, the primary one first."""
+        return tuple(name for name, figure in self.figures.items() if figure.level == self.level != "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One answer over all tensors."""
+
+    level: Level
+    cause: str | None
+    """The first tensor in graph order at the verdict's level."""
+    consequences: tuple[str, ...]
+    """Tensors behind the cause that drift too, in graph order."""
+
+
+def measure(calibration: Side, production: Side) -> dict[str, float]:
+    """The judged figures of production, in the order of rules/drift.yaml."""
+    lost = calibration.noise.sqnr_db - production.noise.sqnr_db
+    return {
+        "sqnr_loss_db": lost if calibration.noise.signal else 0.0,
+        **_own(production),
+        "wasserstein_steps": distance.wasserstein(calibration.spread, production.spread),
+    }
+
+
+def _own(side: Side) -> dict[str, float]:
+    """Figures that speak of one side alone."""
+    return {
+        "saturation": side.saturation,
+        "overflow": distance.overflow(side.spread),
+        "under_use": distance.under_use(side.spread),
+    }
+
+
+def null_figures(calibration: Side) -> dict[str, float] | None:
+    """What the halves of the calibration data show against each other, the worse way round.
+
+    Each half is in turn what is calibrated on (its range as much narrower as its values are) and what is
+    judged. None when there are no two halves with values.
+    """
+    if len(calibration.halves) != 2 or not all(absmax(half.spread) for half in calibration.halves):
+        return None
+    first, second = calibration.halves
+    both = [_as_calibrated_on(calibration, first, second), _as_calibrated_on(calibration, second, first)]
+    return {name: max(figures[name] for figures in both) for name in both[0]}
+
+
+def _as_calibrated_on(whole: Side, half: Side, other: Side) -> dict[str, float]:
+    factor = _end(whole, whole) / max(_end(half, whole), 1e-12)
+    return measure(half.scaled(factor), other.scaled(factor))
+
+
+def _end(side: Side, whole: Side) -> float:
+    """Where a side's values end: the quantile at which the range of the whole lies; its maximum if none is
+    beyond the range."""
+    beyond = distance.saturation(whole.spread)
+    return quantile(side.spread, 1 - beyond) if beyond else absmax(side.spread)
+
+
+def judge_tensor(name: str, calibration: Side, production: Side, rules: DriftRules) -> Judged:
+    """Judge one tensor. Both sides are in steps of the calibrated scale."""
+    values, own = measure(calibration, production), _own(calibration)
+    null = null_figures(calibration)
+    figures = {
+        key: _figure(value, own.get(key), None if null is None else null[key], rules.figures[key], rules)
+        for key, value in values.items()
+    }
+    level: Level = max((figure.level for figure in figures.values()), key=_ORDER.index)
+    if production.nonfinite and not calibration.nonfinite:
+        level = "fail"
+    return Judged(name, level, figures, production.nonfinite)
+
+
+def _figure(value: float, own: float | None, null: float | None, bound: Bound, rules: DriftRules) -> Figure:
+    floor = max((own or 0.0) * bound.times_calibration, (null or 0.0) * rules.null_margin)
+    level: Level = "ok"
+    if value > floor and not math.isnan(value):
+        level = "fail" if value > bound.fail else "warn" if value > bound.warn else "ok"
+    return Figure(value, own, null, level)
+
+
+def verdict_of(judged: Sequence[Judged]) -> Verdict:
+    """The verdict over tensors in graph order: the first that drifts is the cause, the others follow it."""
+    level: Level = max((tensor.level for tensor in judged), key=_ORDER.index, default=_ORDER[0])
+    if level == "ok":
+        return Verdict("ok", None, ())
+    place = next(n for n, tensor in enumerate(judged) if tensor.level == level)
+    behind = tuple(tensor.name for tensor in judged[place + 1 :] if tensor.level != "ok")
+    return Verdict(level, judged[place].name, behind)
