@@ -54,12 +54,7 @@ class Planned:
     def apply(self, table: CalibrationTable | None) -> TypedModel:
         """The plan applied, with the scales of `table`."""
         quantized = {f for f in self.resolved.formats.values() if FORMATS[f].quantized}
-        if len(quantized) > 1:
-            raise PlanError(
-                f"a plan that mixes {' and '.join(sorted(quantized))} cannot be applied yet",
-                "Quantize to one of them; the other formats may be mixed.",
-            )
-        scales = table.scales(min(quantized), self.method) if table is not None and quantized else {}
+        scales = {} if table is None else {fmt: table.scales(fmt, self.method) for fmt in quantized}
         return apply_formats(
             self.model,
             self.resolved.formats,

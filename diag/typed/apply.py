@@ -17,7 +17,7 @@ from diag.model.load import OPSETS
 from diag.numerics.formats import FORMATS
 from diag.typed.operands import Operand, brings_quantizers, operand_notes, quantized_operands
 from diag.typed.passes.correct_bias import correct_bias
-from diag.typed.passes.insert_qdq import insert_qdq
+from diag.typed.passes.insert_qdq import Scales, insert_qdq
 from diag.typed.passes.lift_constants import lift_constants
 from diag.typed.passes.lower_floats import OutOfRange, lower_floats
 from diag.typed.passes.raise_opset import owners, raise_opset
@@ -62,16 +62,16 @@ def apply_formats(
     formats: Mapping[str, str],
     *,
     base: str = "fp32",
-    scales: Mapping[str, float] | None = None,
+    scales: Scales | None = None,
     out_of_range: OutOfRange = "clamp",
     weight_ratios: Mapping[str, NDArray[np.float32]] | None = None,
     corrections: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> TypedModel:
     """Rewrite `model` so that each layer computes in its format; `formats` holds every layer id.
 
-    `scales` maps each quantized activation to its step; `weight_ratios` a weight to the factors, one for each
-    channel, by which its steps are smaller than min-max; `corrections` a layer to what is added to its output
-    (see `correct_bias`). Raises PlanError for a format that cannot be applied
+    `scales` gives the step of each quantized activation, by format and tensor; `weight_ratios` a weight's
+    factors, one for each channel, by which its steps are smaller than min-max; `corrections` what is added to
+    a layer's output (see `correct_bias`). Raises PlanError for a format that cannot be applied
     yet, TableError for a missing scale, ModelError when the result does not pass ONNX's checker.
     """
     unknown = sorted(set(formats.values()) - SUPPORTED)

@@ -65,10 +65,9 @@ def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float32
 def typed_model(
     model: Model, formats: Mapping[str, str], scales: Mapping[str, float] | None = None, **options: Any
 ) -> TypedModel:
-    """Formats by layer id; layers left out stay FP32."""
-    return apply_formats(
-        model, {layer.id: "fp32" for layer in model.layers} | dict(formats), scales=scales, **options
-    )
+    """Formats by layer id; layers left out stay FP32. `scales` are those of INT8, by tensor."""
+    every = {layer.id: "fp32" for layer in model.layers} | dict(formats)
+    return apply_formats(model, every, scales={"int8": scales or {}}, **options)
 
 
 def as_model(typed: TypedModel) -> Model:

@@ -32,7 +32,7 @@ def matmul(opset: int = 13) -> Model:
 
 
 def typed(base: str = "fp32") -> TypedModel:
-    return apply_formats(matmul(), {"product": "fp8"}, base=base, scales={"x": float(SCALE)})
+    return apply_formats(matmul(), {"product": "fp8"}, base=base, scales={"fp8": {"x": float(SCALE)}})
 
 
 def fake(values: np.ndarray, scale: np.ndarray | np.float32) -> np.ndarray:
@@ -78,5 +78,5 @@ def test_fp8_over_fp16_rounds_the_product_to_fp16() -> None:
 
 
 def test_a_missing_scale_is_named() -> None:
-    with pytest.raises(TableError, match="no usable scale for tensor 'x'"):
+    with pytest.raises(TableError, match="no usable fp8 scale for tensor 'x'"):
         apply_formats(matmul(), {"product": "fp8"}, scales={})

@@ -254,7 +254,7 @@ def test_a_scale_that_cannot_be_is_refused(scale: float | None) -> None:
 
     model = graph([node("MatMul", "x w", "y", "op")], X24, constants={"w": normal(4, 5)})
     with pytest.raises(TableError, match="tensor 'x'"):
-        apply_formats(model, {"op": "int8"}, scales={} if scale is None else {"x": scale})
+        apply_formats(model, {"op": "int8"}, scales={} if scale is None else {"int8": {"x": scale}})
 
 
 # Quantizers that the model brings.

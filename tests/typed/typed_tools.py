@@ -80,15 +80,18 @@ def rewrite(model: Model, plan: Plan, feeds: Feeds | None = None) -> Rewritten:
 def apply_as(
     model: Model, formats: Mapping[str, str], feeds: Feeds | None = None, **options: Any
 ) -> Rewritten:
-    """Apply formats by layer id; layers left out stay FP32. Scales are absmax / 127 on `feeds`."""
+    """Apply formats by layer id; layers left out stay FP32. Scales are absmax / largest code on `feeds`."""
     formats = {layer.id: "fp32" for layer in model.layers} | dict(formats)
     operands = operands_of(model, formats, shapes.infer(model))
     needed = list(dict.fromkeys(o.tensor for o in operands if o.weight is None))
-    scales = {}
+    scales: dict[str, dict[str, float]] = {}
     if needed:
         assert feeds is not None
         ranges = measure_ranges(model, needed, [feeds], Silent())
-        scales = {name: max(r.absmax, 1e-30) / 127 for name, r in ranges.items()}
+        scales = {
+            fmt: {name: max(r.absmax, 1e-30) / largest for name, r in ranges.items()}
+            for fmt, largest in (("int8", 127), ("fp8", 448))
+        }
     return Rewritten(model, apply_formats(model, formats, scales=scales, **options), formats)
 
 

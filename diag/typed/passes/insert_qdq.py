@@ -19,21 +19,23 @@ from diag.numerics.formats import FORMATS, quantize, symmetric_scale
 from diag.typed.operands import Operand
 from diag.typed.surgeon import NAMESPACE, Surgery
 
+Scales = Mapping[str, Mapping[str, float]]
+"""Step of each activation: by format (a tensor may be read in two), then by tensor name."""
+
 
 def insert_qdq(
     surgery: Surgery,
     operands: Sequence[Operand],
     formats: Mapping[str, str],
     bases: Mapping[str, str],
-    scales: Mapping[str, float],
+    scales: Scales,
     weight_ratios: Mapping[str, NDArray[np.float32]],
 ) -> None:
     """Put a quantizer on each operand.
 
     `formats` gives the quantized format of each layer, `bases` the float format that it computes in besides
-    (the type of the scale, ONNX opset 19), `scales` the step of each activation by tensor name, and
-    `weight_ratios` what the min-max steps of a weight's channels are multiplied by.
-    Raises TableError when an activation has no scale.
+    (the type of the scale, ONNX opset 19), and `weight_ratios` what the min-max steps of a weight's channels
+    are multiplied by. Raises TableError when an activation has no scale in its format.
     """
     inserter = _Inserter(surgery, scales, weight_ratios)
     nodes = {node.name: node for node in surgery.graph.nodes}
@@ -54,7 +56,7 @@ class _Inserter:
     def __init__(
         self,
         surgery: Surgery,
-        scales: Mapping[str, float],
+        scales: Scales,
         weight_ratios: Mapping[str, NDArray[np.float32]],
     ) -> None:
         self._surgery = surgery
@@ -71,10 +73,10 @@ class _Inserter:
         key = (tensor.name, fmt, base)
         if key in self._done:
             return self._done[key]
-        scale = self._scales.get(measured)
+        scale = self._scales.get(fmt, {}).get(measured)
         if scale is None or not np.isfinite(scale) or scale <= 0:
             raise TableError(
-                f"the calibration has no usable scale for tensor {measured!r} (found: {scale})",
+                f"the calibration has no usable {fmt} scale for tensor {measured!r} (found: {scale})",
                 "Calibrate with data that reach it.",
             )
         label = self._surgery.fresh(f"{tensor.name}/{fmt}")
