@@ -28,7 +28,9 @@ def linear_model() -> Model:
 
 
 def typed_outputs(model: Model, base: str = "fp32", **extra: object) -> np.ndarray:
-    typed = apply_formats(model, {"linear": "int8", "relu": base}, base=base, scales={"x": SCALE}, **extra)
+    typed = apply_formats(
+        model, {"linear": "int8", "relu": base}, base=base, scales={"int8": {"x": SCALE}}, **extra
+    )
     onnx.checker.check_model(typed.proto, full_check=True)
     emulation = emulate(Model("t", typed.proto, typed.weights, ""))
     return Session(emulation.proto, emulation.weights).run({"x": inputs()})["y"]
@@ -68,7 +70,9 @@ def test_corrections_are_typed_in_the_base_format(base: str) -> None:
 
 def test_a_layer_without_correction_keeps_its_nodes() -> None:
     model = linear_model()
-    typed = apply_formats(model, {"linear": "int8", "relu": "fp32"}, scales={"x": SCALE}, corrections={})
+    typed = apply_formats(
+        model, {"linear": "int8", "relu": "fp32"}, scales={"int8": {"x": SCALE}}, corrections={}
+    )
     assert not [n for n in typed.proto.graph.node if n.name.startswith("trtdiag/bias")]
 
 
@@ -83,7 +87,7 @@ def test_corrections_of_a_convolution_are_along_its_channels() -> None:
     feed = {"x": np.random.default_rng(4).normal(size=(1, 3, 6, 6)).astype(np.float32)}
 
     def run(corrections: dict[str, np.ndarray]) -> np.ndarray:
-        typed = apply_formats(model, {"conv": "int8"}, scales={"x": 0.03}, corrections=corrections)
+        typed = apply_formats(model, {"conv": "int8"}, scales={"int8": {"x": 0.03}}, corrections=corrections)
         emulation = emulate(Model("t", typed.proto, typed.weights, ""))
         return Session(emulation.proto, emulation.weights).run(feed)["y"]
 
