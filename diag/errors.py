@@ -38,6 +38,10 @@ class TableError(TrtdiagError):
     """A calibration table that is malformed or belongs to another model."""
 
 
+class StatsError(TrtdiagError):
+    """Activation statistics that are malformed, or of another model, table or tensors."""
+
+
 class ReportError(TrtdiagError):
     """A report that is malformed or of a version that this release cannot read."""
 

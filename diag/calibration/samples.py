@@ -62,14 +62,18 @@ def split(batch: Mapping[str, Array]) -> Split:
 
     Otherwise the whole batch is one sample.
     """
+    keys = sample_keys(batch)
+    second = np.array([key % 2 for key in keys])
+    return Split(sum(keys) % KEYS, np.argsort(second, kind="stable"), int(len(keys) - second.sum()))
+
+
+def sample_keys(batch: Mapping[str, Array]) -> list[int]:
+    """Key of each sample of a batch; of the whole batch when its inputs differ in their first axis."""
     sizes = {array.shape[0] if array.ndim else 0 for array in batch.values()}
     samples = sizes.pop() if len(sizes) == 1 else 1
     if samples <= 1:
-        keys = [_key(batch)]
-    else:
-        keys = [_key({name: array[i : i + 1] for name, array in batch.items()}) for i in range(samples)]
-    second = np.array([key % 2 for key in keys])
-    return Split(sum(keys) % KEYS, np.argsort(second, kind="stable"), int(len(keys) - second.sum()))
+        return [_key(batch)]
+    return [_key({name: array[i : i + 1] for name, array in batch.items()}) for i in range(samples)]
 
 
 def _key(batch: Mapping[str, Array]) -> int:

@@ -104,7 +104,7 @@ def summarize(array: Array, split: Split, axis: int | None) -> TensorSums:
 
 
 def _add_part(sums: TensorSums, half: HalfSums, part: Array, axis: int | None) -> None:
-    low, high = _extremes(part, axis)
+    low, high = channel_extremes(part, axis)
     # NaN propagates; adding 0 makes -0 a 0, so that the order of the data leaves no trace
     minimum, maximum = float(low.min()) + 0.0, float(high.max()) + 0.0
     if not (math.isfinite(minimum) and math.isfinite(maximum)):
@@ -120,7 +120,7 @@ def _add_part(sums: TensorSums, half: HalfSums, part: Array, axis: int | None) -
         sums.channels = _joined(sums.channels, np.abs(np.maximum(-low, high)))
 
 
-def _extremes(array: Array, axis: int | None) -> tuple[Array, Array]:
+def channel_extremes(array: Array, axis: int | None) -> tuple[Array, Array]:
     """Smallest and largest value of each channel, each of shape (channels,)."""
     if axis == 1 and array.ndim >= 2:
         rows = array.reshape(array.shape[0], array.shape[1], -1)
