@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diag.calibration.measurement import Measurement, measurement_of, table_of
-from diag.calibration.table import BEST, SEARCHED, CalibrationTable, read_table
+from diag.calibration.table import BEST, IMPORTED, SEARCHED, CalibrationTable, read_table
 from diag.errors import TableError, UsageError
 
 
@@ -66,7 +66,7 @@ def _method(tables: Sequence[CalibrationTable], method: str | None) -> str:
         raise TableError(
             f"the tables use different methods ({', '.join(sorted(found))})", "Choose one with --method."
         )
-    if chosen in (BEST, SEARCHED):
+    if chosen in (BEST, SEARCHED, IMPORTED):
         raise TableError(
             f"the {chosen} ranges of a merged table cannot be told from its parts",
             "Choose another --method, or calibrate again on all data.",

@@ -75,6 +75,11 @@ def _costed(sums: TensorSums, energy: float, limit: float, differ: float | None)
     )
 
 
+def imported_cost(sums: TensorSums, limit: float) -> MethodRange:
+    """What a range that others chose costs on measured data; it may be larger than the data's."""
+    return _costed(sums, float(sums.energy), limit, None)
+
+
 def _differ(first: float, second: float) -> float:
     """Difference relative to the larger of the two; 0 for two zeros."""
     return abs(first - second) / max(first, second) if first != second else 0.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from diag.calibration.table import BEST, CalibrationTable, MethodRange
+from diag.calibration.table import BEST, IMPORTED, CalibrationTable, MethodRange
 from diag.numerics.calibrate import METHODS
 
 CLIPPED_WARNING, CLIPPED_ERROR = 0.01, 0.05
@@ -54,7 +54,7 @@ def remarks(table: CalibrationTable) -> list[Remark]:
 
 def measured_methods(table: CalibrationTable) -> list[str]:
     """Methods that the table holds for at least one tensor."""
-    return [method for method in (*METHODS, BEST) if costs_of(table, method)]
+    return [method for method in (*METHODS, BEST, IMPORTED) if costs_of(table, method)]
 
 
 def costs_of(table: CalibrationTable, method: str) -> dict[str, MethodRange]:
@@ -78,7 +78,8 @@ def _flagged(table: CalibrationTable) -> list[Remark]:
 
 
 def _clipped(method: str, costs: Mapping[str, MethodRange]) -> list[Remark]:
-    shares = {name: cost.clipped_energy_ratio for name, cost in costs.items()}
+    known = {name: cost.clipped_energy_ratio for name, cost in costs.items()}
+    shares = {name: share for name, share in known.items() if share is not None}
     error = {name: share for name, share in shares.items() if share > CLIPPED_ERROR}
     warning = {name: share for name, share in shares.items() if CLIPPED_WARNING < share <= CLIPPED_ERROR}
     found = []

@@ -19,6 +19,8 @@ from diag.numerics.formats import FORMATS, symmetric_scale
 SCHEMA = "trtdiag.calibration/1"
 
 BEST = "best"
+IMPORTED = "imported"
+"""Method of ranges that others chose: those of a TensorRT cache, or of a foreign model's quantizers."""
 PERCENTILE = "percentile_99.99"
 """What plain `percentile` means."""
 
@@ -44,9 +46,10 @@ class MethodRange(_Part):
 
     absmax: float = Field(ge=0)
     """Values beyond +-absmax are clipped."""
-    clipped_share: float = Field(ge=0)
-    clipped_energy_ratio: float = Field(ge=0)
-    """Energy that clipping cuts off over the energy of the tensor: 0.01 limits the SQNR to 20 dB."""
+    clipped_share: float | None = Field(ge=0)
+    clipped_energy_ratio: float | None = Field(ge=0)
+    """Energy that clipping cuts off over the energy of the tensor: 0.01 limits the SQNR to 20 dB. None, like
+    the share, when the range was imported and no data were there to judge it."""
     sqnr_db: float | None = None
     """Of the tensor itself in INT8, estimated from the histogram; None for a tensor of zeros."""
     halves_differ: float | None = None
@@ -76,7 +79,7 @@ class TensorRange(_Part):
     """Range of one tensor. Symmetric: values beyond +-`absmax` of the chosen method are clipped."""
 
     absmax: float = Field(ge=0)
-    """Largest magnitude: the min-max range."""
+    """Largest magnitude: the min-max range. Where nothing was measured, the imported range."""
     minimum: float
     maximum: float
     elements: int = Field(ge=0)
@@ -98,9 +101,11 @@ class TensorRange(_Part):
         return self.methods.get((self.best or "") if name == BEST else name)
 
     def range_of(self, method: str) -> float | None:
-        """The range of one of `CHOICES` or `searched`; None when it was not measured."""
-        if method in ("minmax", SEARCHED):
-            return self.absmax if method == "minmax" else self.searched
+        """The range of one of `CHOICES`, `searched` or `imported`; None when there is none."""
+        if method == SEARCHED:
+            return self.searched
+        if method == "minmax" and (self.evidence is not None or IMPORTED not in self.methods):
+            return self.absmax
         cost = self.cost_of(method)
         return None if cost is None else cost.absmax
 
@@ -152,6 +157,16 @@ def _vector(text: str) -> NDArray[np.float32]:
     return np.array([float(word) for word in text.split()], np.float32)
 
 
+class CacheRecord(_Part):
+    """The TensorRT calibration cache that a table was imported from, whole: it can be written again."""
+
+    version: str
+    """The TensorRT that wrote it, `10.6.0` for example."""
+    algorithm: str
+    scales: dict[str, str]
+    """Every entry in the file's order, those that fit no tensor among them: eight hexadecimal digits each."""
+
+
 class CalibrationTable(_Part):
     """Ranges by tensor name, and what they were measured on."""
 
@@ -163,7 +178,7 @@ class CalibrationTable(_Part):
     """What was fed, in words."""
     data_sha256: str
     method: str = Field(
-        pattern="^(" + "|".join(name.replace(".", r"\.") for name in (*CHOICES, SEARCHED)) + ")$"
+        pattern="^(" + "|".join(name.replace(".", r"\.") for name in (*CHOICES, SEARCHED, IMPORTED)) + ")$"
     )
     """The method whose ranges are used unless another is asked for."""
     batches: int
@@ -176,6 +191,7 @@ class CalibrationTable(_Part):
     """Seeds of random numbers among the data."""
     sampled_batches: tuple[str, ...] = ()
     """Keys of the batches on which the methods' effect on the outputs is measured."""
+    cache: CacheRecord | None = None
     tensors: dict[str, TensorRange]
     compensation: Compensation | None = None
     """None for a table of a model as it came."""
@@ -195,10 +211,10 @@ class CalibrationTable(_Part):
     def _range(self, name: str, method: str) -> float:
         found = self.tensors[name].range_of(method)
         if found is None:
-            raise TableError(
-                f"the calibration table holds no {method} range of tensor {name!r}",
-                f"Calibrate with {_MAKES.get(method, '--method all')}.",
-            )
+            hint = f"Calibrate with {_MAKES.get(method, '--method all')}."
+            if self.method == IMPORTED:
+                hint = "Its ranges were imported: leave the method out of the plan, or calibrate on data."
+            raise TableError(f"the calibration table holds no {method} range of tensor {name!r}", hint)
         return found
 
 

@@ -8,75 +8,122 @@ import typer
 
 from diag.calibration.remarks import Remark, costs_of, measured_methods, remarks
 from diag.calibration.table import PERCENTILE, CalibrationTable
-from diag.cli import options
+from diag.cli import caches, options
 from diag.cli.console import Output, with_bar
 from diag.errors import UsageError
+from diag.pipeline.cache_import import ImportSettings
 from diag.pipeline.tables import CalibrateSettings, calibrate, merge
 
 NAME = "calibrate"
 HELP = "Measure the ranges of every tensor that INT8 would quantize, by every method at once; write a table."
 EXAMPLE = (
     "Example: trtdiag calibrate model.onnx --data calibration/ --out table.json; "
-    "trtdiag calibrate --merge a.json b.json --out table.json"
+    "trtdiag calibrate --merge a.json b.json --out table.json; "
+    "trtdiag calibrate model.onnx --import model.cache --data calibration/ --out table.json"
 )
 
 _SHOWN = 3
 """Tensors named for each remark; --json has all of them."""
 
 
+Files = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL", help="FP32 ONNX model; tables with --merge, one table with --export."),
+]
+Out = Annotated[str, typer.Option("--out", metavar="TABLE", help="File for the table, or for the cache.")]
+CalibrationData = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="DATA",
+        help="Calibration data: an .npz file or a folder of them, and the like (see compare --help).",
+    ),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="METHOD",
+        help="Whose ranges are used: minmax, entropy, percentile (99.99), mse, best (measured on the "
+        "layers' outputs). All but best are in the table anyway. Default: the plan's, or all (minmax).",
+    ),
+]
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", help="Processes that run the model.")]
+Resume = Annotated[bool, typer.Option(help="Go on where an interrupted run of the same command stopped.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out batches with NaN or infinity instead of refusing.")
+]
+AllTensors = Annotated[
+    bool,
+    typer.Option("--all-tensors", help="Every float tensor, as a TensorRT cache wants, not only operands."),
+]
+Merge = Annotated[bool, typer.Option("--merge", help="Join tables of parts of the data, exactly.")]
+Import = Annotated[
+    str | None,
+    typer.Option(
+        "--import",
+        metavar="CACHE",
+        help="Make the table from a TensorRT calibration cache; with --data, hold its scales against them.",
+    ),
+]
+Export = Annotated[
+    bool, typer.Option("--export", help="Write a table as a calibration cache for TensorRT 10 and older.")
+]
+Version = Annotated[
+    str | None,
+    typer.Option("--tensorrt-version", metavar="V", help="With --export: who shall read it, e.g. 10.6.0."),
+]
+
+
 def run(
-    files: Annotated[
-        list[str], typer.Argument(metavar="MODEL", help="FP32 ONNX model; with --merge, two tables or more.")
-    ],
-    out: Annotated[str, typer.Option("--out", metavar="TABLE", help="File for the table.")],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="DATA",
-            help="Calibration data: an .npz file or a folder of them, and the like (see compare --help).",
-        ),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            metavar="METHOD",
-            help="Whose ranges are used: minmax, entropy, percentile (99.99), mse, best (measured on the "
-            "layers' outputs). All but best are in the table anyway. Default: the plan's, or all (minmax).",
-        ),
-    ] = None,
+    files: Files,
+    out: Out,
+    data: CalibrationData = None,
+    method: Method = None,
     plan: options.Plan = None,
     limit: options.Limit = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes that run the model.")] = 1,
-    resume: Annotated[
-        bool, typer.Option(help="Go on where an interrupted run of the same command stopped.")
-    ] = True,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out batches with NaN or infinity instead of refusing.")
-    ] = False,
-    merged: Annotated[
-        bool, typer.Option("--merge", help="Join tables of parts of the data, exactly.")
-    ] = False,
+    jobs: Jobs = 1,
+    resume: Resume = True,
+    skip_bad: SkipBad = False,
+    all_tensors: AllTensors = False,
+    merged: Merge = False,
+    import_: Import = None,
+    export: Export = False,
+    tensorrt_version: Version = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
+    output = Output(as_json, quiet)
+    _refuse_mixed(merged, export, import_ is not None)
+    if merged or export:
+        _refuse_data("--merge joins" if merged else "--export writes", data, plan, limit)
+    if tensorrt_version is not None and not export:
+        raise UsageError("--tensorrt-version says who reads a cache", "Give it with --export.")
+    if export:
+        return caches.export(_only(files), out, tensorrt_version, method, output)
+    if import_ is not None:
+        asked = ImportSettings(_only(files), import_, out, data, plan, limit, jobs, skip_bad)
+        return caches.import_(asked, method, output)
     if merged:
-        _refuse_beside_merge(data, plan, limit)
         table = merge(files, out, method)
     else:
         settings = CalibrateSettings(
-            _only(files), _given(data), out, limit, method, plan, jobs, resume, skip_bad
+            _only(files), _given(data), out, limit, method, plan, jobs, resume, skip_bad, all_tensors
         )
         table = with_bar(quiet or as_json, lambda progress: calibrate(settings, progress))
     found = remarks(table)
-    Output(as_json, quiet).result(_as_json(table, found, out), lambda: _as_text(table, found, out))
+    output.result(_as_json(table, found, out), lambda: _as_text(table, found, out))
     return 0
 
 
-def _refuse_beside_merge(data: str | None, plan: str | None, limit: int | None) -> None:
+def _refuse_mixed(*modes: bool) -> None:
+    if sum(modes) > 1:
+        raise UsageError("--merge, --import and --export are three different jobs", "Give one of them.")
+
+
+def _refuse_data(job: str, data: str | None, plan: str | None, limit: int | None) -> None:
     if data is not None or plan is not None or limit is not None:
-        raise UsageError("--merge joins tables and reads no data", "Leave out --data, --plan and --limit.")
+        raise UsageError(f"{job} tables and reads no data", "Leave out --data, --plan and --limit.")
 
 
 def _only(files: list[str]) -> str:

@@ -23,7 +23,9 @@ Data = Annotated[
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Take the first N batches only.")]
 Calibration = Annotated[
     str | None,
-    typer.Option("--calibration", metavar="TABLE", help="Table of trtdiag calibrate."),
+    typer.Option(
+        "--calibration", metavar="TABLE", help="Table of trtdiag calibrate, or a TensorRT calibration cache."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No summary and no progress.")]

@@ -11,6 +11,9 @@ from pathlib import Path
 from diag.errors import TableError
 
 _HEADER = re.compile(r"^TRT-(\d{4,})-(\w+)$")
+ENTROPY, MINMAX = "EntropyCalibration2", "MinMaxCalibration"
+"""Algorithms of the two calibrators that TensorRT 10 still had in use, as a header names them."""
+
 _HEX_FLOAT = re.compile(r"^[0-9a-fA-F]{8}$")
 _SHOWN = 60
 
@@ -43,7 +46,7 @@ def read_scale_cache(path: str | Path) -> ScaleCache:
 
 def parse_scale_cache(text: str, name: str) -> ScaleCache:
     """Parse a cache's text; `name` is used in messages. Raises TableError."""
-    lines = text.splitlines()
+    lines = text.split("\n")  # names may hold other line separators
     header = _HEADER.match(lines[0].strip()) if lines else None
     if header is None:
         raise TableError(
@@ -62,8 +65,25 @@ def _entry(line: str, number: int, name: str) -> tuple[str, float]:
         raise TableError(
             f"{name}, line {number} is no `tensor: hexadecimal scale`: {line[:_SHOWN]!r}", "Was it cut off?"
         )
-    scale: float = struct.unpack("!f", bytes.fromhex(value.strip()))[0]
-    return tensor, scale
+    return tensor, scale_of(value.strip())
+
+
+def scale_of(text: str) -> float:
+    """The scale that eight hexadecimal digits mean."""
+    scale: float = struct.unpack("!f", bytes.fromhex(text))[0]
+    return scale
+
+
+def cache_text(version: str, algorithm: str, scales: Mapping[str, float]) -> str:
+    """A cache as TensorRT writes it: big-endian float32 in hexadecimal digits."""
+    lines = [f"TRT-{version_number(version)}-{algorithm}"]
+    lines += [f"{name}: {scale_text(scale)}" for name, scale in scales.items()]
+    return "\n".join(lines) + "\n"
+
+
+def scale_text(scale: float) -> str:
+    """Eight hexadecimal digits of a scale as float32."""
+    return struct.pack("!f", scale).hex()
 
 
 def version_text(number: int) -> str:

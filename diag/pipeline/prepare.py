@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from diag.calibration.cache_table import read_calibration
 from diag.calibration.minmax import measure_ranges
-from diag.calibration.table import CalibrationTable, TensorRange, read_table
+from diag.calibration.table import CalibrationTable, TensorRange
 from diag.errors import PlanError, TableError, UsageError
 from diag.feeds import Feeds
 from diag.model import shapes
@@ -130,18 +131,19 @@ def calibrate(
 
 
 def read_scales(planned: Planned, table_path: str | None) -> CalibrationTable | None:
-    """The table, if the plan needs one; checked to hold every tensor that will be quantized."""
+    """The table or cache, if the plan needs one; checked to hold every tensor that will be quantized."""
     needed = planned.activations
     if not needed:
         return None
     if table_path is None:
         raise TableError("the plan quantizes activations and needs their scales", "Give --calibration TABLE.")
-    table = read_table(table_path, planned.model.sha256)
+    table = read_calibration(table_path, planned.model, needed)
     missing = [name for name in needed if name not in table.tensors]
     if missing:
         raise TableError(
-            f"table {table_path!r} lacks {len(missing)} of {len(needed)} tensors, first {missing[0]!r}",
-            "Calibrate again with this release.",
+            f"calibration {table_path!r} lacks {len(missing)} of {len(needed)} tensors, or gives them no "
+            f"finite scale, first {missing[0]!r}",
+            "Calibrate again with this release and this plan.",
         )
     table.scales("int8", planned.method)  # a method that the table lacks is refused before the work begins
     return table

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnx import TensorProto
+
 from diag import __version__
 from diag.calibration.best import choose_best
 from diag.calibration.measurement import table_of
@@ -27,6 +29,7 @@ from diag.plan.schema import read_plan
 from diag.progress import Progress
 from diag.typed.apply import TypedModel, operands_of
 from diag.typed.operands import LINEAR_OPS, Operand
+from diag.typed.types import complete
 
 ALL = "all"
 """Every method of one pass, and min-max as the one that is used."""
@@ -46,6 +49,8 @@ class CalibrateSettings:
     jobs: int = 1
     resume: bool = True
     skip_bad: bool = False
+    all_tensors: bool = False
+    """Measure every float tensor, not only the operands of quantized layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class _Job:
 
     @property
     def tensors(self) -> tuple[str, ...]:
+        if self.settings.all_tensors:
+            return _float_tensors(self.model)
         return tuple(dict.fromkeys(o.tensor for o in self.operands if o.weight is None))
 
 
@@ -104,6 +111,8 @@ def _job(settings: CalibrateSettings) -> _Job:
         raise UsageError(f"{settings.jobs} processes can do nothing", "Give --jobs 1 or more.")
     method = _known(settings.method)
     model, operands, planned = _to_measure(settings)
+    if settings.all_tensors and BEST in (method, planned):
+        raise UsageError("the best method is measured on operands only", "Leave out --all-tensors.")
     feeds = open_calibration_feeds(settings.data, model.inputs, settings.limit, settings.skip_bad)
     if not operands:
         raise ModelError(
@@ -113,6 +122,14 @@ def _job(settings: CalibrateSettings) -> _Job:
             "Nothing to calibrate.",
         )
     return _Job(settings, model, operands, method or planned, feeds, output_file(settings.out))
+
+
+def _float_tensors(model: Model) -> tuple[str, ...]:
+    """FP32 tensors whose values depend on the model's inputs, in graph order."""
+    types = complete(shapes.infer(model), model)
+    names = (*model.inputs, *(name for layer in model.layers for name in layer.outputs))
+    dependent = [name for name in names if name in model.value_dependent and name in types]
+    return tuple(name for name in dependent if types[name].elem_type == TensorProto.FLOAT)
 
 
 def _known(method: str | None) -> str | None:
