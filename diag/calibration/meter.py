@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from diag.calibration.measurement import Measurement
 from diag.calibration.samples import Split, split
 from diag.calibration.sums import TensorSums, summarize
-from diag.engines.onnxruntime import Session
-from diag.engines.reference import with_outputs
+from diag.engines.watch import Watcher
 from diag.model.graph import Model
 
 Array = NDArray[Any]
@@ -29,23 +28,16 @@ class Observed:
 
 
 class Meter:
-    """A session whose outputs are the measured tensors.
-
-    ONNX Runtime optimises the graph (a third less time; tensors move in their last bits).
-    """
+    """The model with the measured tensors as its outputs."""
 
     def __init__(self, model: Model, tensors: Sequence[str]) -> None:
         """Raises EngineError when ONNX Runtime cannot run the model."""
         self._axes = {name: channel_axis_of(model, name) for name in tensors}
-        self._computed = [name for name in tensors if name not in model.inputs]
-        outputs = self._computed or list(model.outputs)
-        self._session = Session(with_outputs(model.proto, outputs), model.weights, optimised=True)
+        self._watcher = Watcher(model, tensors)
 
     def run(self, batch: Mapping[str, Array]) -> Observed:
         """Compute the tensors of one batch."""
-        values = self._session.run(batch)
-        seen = {name: values[name] if name in values else batch[name] for name in self._axes}
-        return Observed(seen, split(batch))
+        return Observed(self._watcher.run(batch), split(batch))
 
     def count(self, seen: Observed) -> Measurement:
         """Count them. Different batches may be counted in different threads."""

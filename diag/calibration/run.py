@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from diag.calibration.meter import Meter
 from diag.calibration.samples import CalibrationFeeds
 from diag.calibration.state import Checkpoint
 from diag.calibration.workers import Workers
+from diag.engines.watch import overlapped
 from diag.errors import TableError
 from diag.model.graph import Model
 from diag.progress import Progress
@@ -102,18 +102,8 @@ def _counted(model: Model, tensors: tuple[str, ...], batches: Batches, jobs: int
 
 
 def _in_this_process(meter: Meter, batches: Batches) -> Iterator[Counted]:
-    """While one batch runs, the one before is counted (ONNX Runtime lets other threads run)."""
-    with ThreadPoolExecutor(1) as pool:
-        finish: Callable[[], Counted] | None = None
-        for number, origin, batch in batches:
-            seen = meter.run(batch)
-            if finish is not None:
-                yield finish()
-            finish = _finisher(number, origin, pool.submit(meter.count, seen))
-            del seen
-        if finish is not None:
-            yield finish()
-
-
-def _finisher(number: int, origin: str, future: Future[Measurement]) -> Callable[[], Counted]:
-    return lambda: (number, origin, future.result())
+    return overlapped(
+        batches,
+        run=lambda batch: (batch[0], batch[1], meter.run(batch[2])),
+        count=lambda seen: (seen[0], seen[1], meter.count(seen[2])),
+    )

@@ -8,7 +8,20 @@ from typing import Any
 import typer
 
 from diag import __version__
-from diag.cli import build, calibrate, compare, convert, demo, doctor, gate, inspect, pin, rank, report
+from diag.cli import (
+    build,
+    calibrate,
+    compare,
+    convert,
+    demo,
+    doctor,
+    gate,
+    inspect,
+    pin,
+    profile,
+    rank,
+    report,
+)
 from diag.cli.console import INTERRUPTED, fail
 from diag.engines.onnxruntime import own_process
 from diag.errors import TrtdiagError, UsageError
@@ -37,7 +50,7 @@ def _main(
     pass
 
 
-for module in (compare, calibrate, convert, rank, pin, build, inspect, gate, report, doctor, demo):
+for module in (compare, calibrate, convert, rank, pin, build, inspect, profile, gate, report, doctor, demo):
     app.command(module.NAME, help=module.HELP, epilog=module.EXAMPLE)(module.run)
 
 

@@ -190,6 +190,15 @@ def _planes(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
     return counts.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size].T
 
 
+def is_stats(path: str | Path) -> bool:
+    """Whether a file looks like statistics (it may be damaged), and not like a table, which is JSON."""
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(2) == b"PK"
+    except OSError:
+        return False
+
+
 def read_stats(path: str | Path) -> Stats:
     """Read statistics. Raises StatsError when there are none, or they are cut off or damaged."""
     name = f"statistics {str(path)!r}"

@@ -26,15 +26,30 @@ class Feeds:
     DataError at the first batch that does not fit.
     """
 
-    def __init__(self, source: Source, inputs: Mapping[str, TensorInfo], limit: int | None = None) -> None:
-        """`limit`: take only the first so many batches. Use `open_feeds` to make one from a path."""
+    def __init__(
+        self,
+        source: Source,
+        inputs: Mapping[str, TensorInfo],
+        limit: int | None = None,
+        finite: bool = True,
+    ) -> None:
+        """`limit`: take only the first so many batches; `finite`: refuse NaN and infinity.
+
+        Use `open_feeds` to make one from a path.
+        """
         self._source = source
         self._inputs = inputs
         self._limit = limit
+        self._finite = finite
 
     def __iter__(self) -> Iterator[Batch]:
+        for _, batch in self.with_origins():
+            yield batch
+
+    def with_origins(self) -> Iterator[tuple[str, Batch]]:
+        """Every batch, and where it comes from, as an error names it."""
         for raw in islice(self._source.batches(), self._limit):
-            yield checked(raw, self._inputs)
+            yield raw.origin, checked(raw, self._inputs, self._finite)
 
     def __len__(self) -> int:
         return self._source.count(self._limit)
@@ -78,18 +93,20 @@ class Feeds:
         return sum(1 for _ in self)
 
 
-def open_feeds(spec: str, inputs: Mapping[str, TensorInfo], limit: int | None = None) -> Feeds:
+def open_feeds(
+    spec: str, inputs: Mapping[str, TensorInfo], limit: int | None = None, finite: bool = True
+) -> Feeds:
     """Open the data that `spec` names and check the first batch against the model's `inputs`.
 
     `spec` is an .npz file or a folder of them (natural order), Polygraphy's JSON of saved inputs (file or
     folder), a Python file with `load_data()` (or `FILE.py:FUNCTION`), or `random:SEED[:OPTIONS]`.
-    `limit` takes the first so many batches.
+    `limit` takes the first so many batches; with `finite` false, NaN and infinity may be among the values.
 
     Raises DataError when the data are missing, unreadable or do not fit; UsageError on a limit below 1.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"a limit of {limit} batches leaves nothing to run", "Give 1 or more.")
-    feeds = Feeds(_source(spec, inputs), inputs, limit)
+    feeds = Feeds(_source(spec, inputs), inputs, limit, finite)
     feeds.shapes()
     return feeds
 
