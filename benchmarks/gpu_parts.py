@@ -16,7 +16,6 @@ import numpy as np
 
 from benchmarks.gpu_backends import Backend, Built, TimedRunner
 from benchmarks.gpu_time import OutOfTime
-from diag.compare.comparison import TensorKind
 from diag.compare.record import Record
 from diag.compare.selfcheck import self_checks
 from diag.compare.split import engine_rules, split
@@ -32,6 +31,7 @@ from diag.kernels.kernel import Kernel
 from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.numerics.formats import FORMATS
+from diag.numerics.measured import TensorKind
 from diag.pipeline.audit_findings import request_for_plan
 from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, rel_l2_of, run_three
 from diag.pipeline.prepare import Planned, calibrate, plan_on

@@ -205,7 +205,7 @@ def _child(args: argparse.Namespace) -> int:
     os.cpu_count = lambda: len(cores)  # ONNX Runtime is given as many threads as this says
     from benchmarks import gpu_extras, gpu_parts
     from benchmarks.gpu_backends import Rehearsal, TensorRt
-    from diag.compare.comparison import TensorKind
+    from diag.numerics.measured import TensorKind
 
     name, deadline = args.child, time.monotonic() + args.seconds
     parts = _Parts(args.out / f"{name}.json", deadline)

@@ -84,8 +84,9 @@ def _notes(name: str, part: Found) -> Iterator[str]:
     if name == "overhead":
         yield (
             f"bare {part['bare_ms']:.3f} ms, with its arrays moved {part['with_transfers_ms']:.3f} ms, "
-            f"comparing the outputs {part['compare_outputs_ms']:.3f} ms more: {part['times_bare']:.2f} times "
-            f"bare, {part['times_with_transfers']:.2f} times a run with transfers"
+            f"compared with a reference {part['compared_ms']:.3f} ms: {part['times_bare']:.2f} times bare, "
+            f"{part['times_with_transfers']:.2f} times a run with transfers; with reference and emulation "
+            f"{part['compared_twice_ms']:.3f} ms, {part['twice_times_bare']:.2f} times bare"
         )
     if name == "observer":
         for way in ("rebuilt", "marked"):

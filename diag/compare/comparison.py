@@ -10,10 +10,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from diag.compare.record import Array, Kind, Record
+from diag.compare.record import Array, Record
 from diag.files import replacing
 from diag.numerics.distributions import DecisionSums
 from diag.numerics.error import ErrorSums
+from diag.numerics.measured import TensorKind
 
 _CHANNEL_SUMS = ("reference_square", "error_square")
 
@@ -26,18 +27,6 @@ class Observed:
     reference: Array
     emulated: Array | None
     local: Array | None
-
-
-@dataclass(frozen=True, slots=True)
-class TensorKind:
-    """How a tensor is judged: see `diag.compare.record.Record`."""
-
-    kind: Kind = "values"
-    convolution: bool = False
-    noise: float = 0.0
-
-    def record(self) -> Record:
-        return Record(self.kind, self.convolution, self.noise)
 
 
 @dataclass
@@ -62,7 +51,7 @@ class Comparison:
 
     def _record(self, records: dict[str, Record], tensor: str) -> Record:
         if tensor not in records:
-            records[tensor] = self.kinds.get(tensor, TensorKind()).record()
+            records[tensor] = Record.of(self.kinds.get(tensor, TensorKind()))
         return records[tensor]
 
     def save(self, path: Path, key: str) -> None:

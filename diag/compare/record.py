@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.numerics.distributions import DecisionSums, measure_logits, measure_probabilities
-from diag.numerics.error import ErrorSums, channel_axis, measure
+from diag.numerics.distributions import DecisionSums
+from diag.numerics.error import ErrorSums
+from diag.numerics.measured import Kind, Measured, TensorKind, measure_tensor
 from diag.numerics.metrics import channel_sqnr_db, decision_metrics, error_metrics, sqnr_db
 
-Kind = Literal["values", "probabilities", "logits"]
 Array = NDArray[Any]
 
 
@@ -31,19 +31,25 @@ class Record:
     worst_sqnr_db: float = math.inf
     worst_index: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, kind: TensorKind) -> Record:
+        """Nothing seen yet of a tensor that is judged so."""
+        return cls(kind.kind, kind.convolution, kind.noise)
+
     def update(self, batch: int, reference: Array, candidate: Array) -> None:
         """Take in one batch; the arrays have the same shape and may be of any float type."""
         ref, cand = _float32(reference), _float32(candidate)
-        sums = measure(ref, cand, channel_axis(ref.ndim, self.convolution))
-        value = sqnr_db(sums)
+        kind = TensorKind(self.kind, self.convolution, self.noise)
+        self.take(batch, measure_tensor(ref, cand, kind), ref.shape)
+
+    def take(self, batch: int, measured: Measured, shape: tuple[int, ...]) -> None:
+        """Take in what was measured of one batch, a tensor of that shape."""
+        value = sqnr_db(measured.sums)
         if self.worst_batch < 0 or value < self.worst_sqnr_db:
             self.worst_batch, self.worst_sqnr_db = batch, value
-            self.worst_index = _unravel(sums.max_abs_index, ref.shape)
-        self.sums.add(sums)
-        if self.kind == "probabilities":
-            self.decisions.add(measure_probabilities(ref, cand))
-        elif self.kind == "logits":
-            self.decisions.add(measure_logits(ref, cand, self.noise))
+            self.worst_index = _unravel(measured.sums.max_abs_index, shape)
+        self.sums.add(measured.sums)
+        self.decisions.add(measured.decisions)
 
     def metrics(self) -> dict[str, float]:
         """Metrics by name, see `diag.numerics.table.METRICS`."""

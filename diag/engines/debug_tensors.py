@@ -1,9 +1,9 @@
 """Errors of the tensors between kernels, in the engine that ships: debug tensors, reduced on the GPU.
 
 TensorRT 10.12 or later and TensorRT-RTX, built with `marks="unfused"`: the fusion stays as it is, and what
-lies between kernels can be listened to. Written against the API's documentation: this project's GPU machine
-has TensorRT 10.6, whose debug marks crash the builder, so this module has not been run. What a kernel fused
-away is never reported; nothing promises that the rest is complete.
+lies between kernels can be listened to. This project's GPU machine has TensorRT 10.6, whose debug marks crash
+the builder: there the listener was run on tensors of every format, but no engine has called it yet. What a
+kernel fused away is never reported; nothing promises that the rest is complete.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from diag.engines.on_device import DeviceMeter
 from diag.engines.onnxruntime import Array
 from diag.engines.runner import Feed, TensorRtRunner
 from diag.numerics.error import ErrorSums
+from diag.numerics.measured import TensorKind
 
 _TYPES = {  # TensorRT's name: how CUDA's array interface spells it, and torch's type where that differs
     "FLOAT": ("<f4", ""), "HALF": ("<f2", ""), "BF16": ("<i2", "bfloat16"), "FP8": ("|u1", "float8_e4m3fn"),
@@ -35,12 +37,12 @@ def observe(
 
     A tensor whose number of elements is not the reference's (another layout) is left out.
     """
-    listener = _listener(trt, torch, references)
+    listener = make_listener(trt, torch, references)
     runner.context.set_debug_listener(listener)
     runner.context.unfused_tensors_debug_state = True
     runner.run(feed)
     runner.context.unfused_tensors_debug_state = False
-    return {name: _sums(values, references[name].size) for name, values in listener.found.items()}
+    return dict(listener.found)
 
 
 class _Address:
@@ -55,11 +57,13 @@ class _Address:
         }
 
 
-def _listener(trt: Any, torch: Any, references: Mapping[str, Array]) -> Any:
+def make_listener(trt: Any, torch: Any, references: Mapping[str, Array]) -> Any:
+    """TensorRT's debug listener: takes the error sums of every float tensor that `references` names."""
+
     class Listener(trt.IDebugListener):  # type: ignore[misc]  # the base class is known only at run time
         def __init__(self) -> None:
             trt.IDebugListener.__init__(self)  # pybind11 wants the base called by name
-            self.found: dict[str, Any] = {}
+            self.found: dict[str, ErrorSums] = {}
 
         def process_debug_tensor(
             self, addr: int, location: Any, type_: Any, shape: Any, name: str, stream: int
@@ -74,40 +78,10 @@ def _listener(trt: Any, torch: Any, references: Mapping[str, Array]) -> Any:
                 values = torch.as_tensor(_Address(addr, tuple(shape), known[0]), device="cuda")
                 if known[1]:
                     values = values.view(getattr(torch, known[1]))
-                expected = torch.as_tensor(np.asarray(reference, np.float32), device="cuda")
-                self.found[name] = _reduced(torch, expected.reshape(-1), values.float().reshape(-1))
+                meter = DeviceMeter(torch, values.reshape(reference.shape), TensorKind())
+                meter.bring(reference)
+                meter.start()
+                self.found[name] = meter.result().sums
             return True
 
     return Listener()
-
-
-def _reduced(torch: Any, reference: Any, candidate: Any) -> Any:
-    """Sums of one tensor, left on the device: seven numbers instead of the tensor."""
-    usable = torch.isfinite(reference) & torch.isfinite(candidate)
-    broken = torch.isfinite(reference) & ~torch.isfinite(candidate)
-    ref = torch.where(usable, reference, 0).double()
-    error = torch.where(usable, candidate, 0).double() - ref
-    parts = (
-        (ref * ref).sum(),
-        (error * error).sum(),
-        (ref * error).sum(),
-        error.sum(),
-        error.abs().max(),
-        ref.abs().max(),
-        broken.sum().double(),
-    )
-    return torch.stack(parts)
-
-
-def _sums(values: Any, elements: int) -> ErrorSums:
-    ref, error, cross, total, worst, absmax, broken = (float(v) for v in values.cpu())
-    return ErrorSums(
-        reference_square=np.array([ref]),
-        error_square=np.array([error]),
-        cross=cross,
-        error_sum=total,
-        elements=elements,
-        nonfinite=int(broken),
-        max_abs=worst,
-        reference_absmax=absmax,
-    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +19,14 @@ import numpy as np
 from diag.engines.emulation import emulate
 from diag.engines.gpu import Gpu, find_gpus
 from diag.engines.latency import Latency, summarise
+from diag.engines.on_device import DeviceMeter
 from diag.engines.onnxruntime import Array, Session
 from diag.engines.stamp import Identity, Stamp, check_stamp
 from diag.engines.tensorrt import Flavour, load, make_logger
 from diag.errors import EngineError
 from diag.kernels.kernel import Kernel
 from diag.model.graph import Model
+from diag.numerics.measured import Measured, TensorKind
 
 Feed = Mapping[str, Array]
 
@@ -70,6 +72,18 @@ class OnnxRuntimeRunner:
 
     def close(self) -> None:
         self._session = None
+
+
+def refuse_output(name: str, shapes: Mapping[str, tuple[int, ...]], reference: Array) -> None:
+    """Raises EngineError unless the engine has that output in the reference's shape."""
+    hint = "Was it built from another model?"
+    if name not in shapes:
+        raise EngineError(f"the engine has no output {name!r}", hint)
+    if shapes[name] != reference.shape:
+        raise EngineError(
+            f"output {name!r} has shape {shapes[name]} in the engine, {reference.shape} in the reference",
+            hint,
+        )
 
 
 def refuse_elsewhere(stamp: Stamp, version: str, gpus: tuple[Gpu, ...]) -> None:
@@ -125,8 +139,9 @@ class TensorRtRunner:
             self._runtime = trt.Runtime(self._logger)
             self._engine = self._loaded(self._runtime.deserialize_cuda_engine(path.read_bytes()), "load")
             self.context = self._loaded(self._engine.create_execution_context(), "prepare")
-            self._stream = self._torch.cuda.Stream()
+            self._stream, self._side = self._torch.cuda.Stream(), self._torch.cuda.Stream()
         self._buffers: dict[str, Any] = {}
+        self._meters: dict[tuple[str, int], DeviceMeter] = {}
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         is_input = {n: self._engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT for n in names}
         self.inputs = tuple(n for n in names if is_input[n])
@@ -145,6 +160,42 @@ class TensorRtRunner:
             self.enqueue()
             self._stream.synchronize()
             return {name: _to_host(self._torch, self._buffers[name]) for name in self.outputs}
+
+    def measured(
+        self, feed: Feed, references: Sequence[Mapping[str, Array]], kinds: Mapping[str, TensorKind]
+    ) -> list[dict[str, Measured]]:
+        """Run one batch and measure its outputs on the device, against each set of references by output name.
+
+        Raises EngineError as `run` does, and for an output that is missing or of another shape.
+        """
+        with self._memory_named():
+            self.bind(feed)
+            meters = [
+                {name: self._meter(name, slot, array, kinds) for name, array in wanted.items()}
+                for slot, wanted in enumerate(references)
+            ]
+            self.enqueue()
+            pairs = [
+                (m, w[name]) for w, named in zip(references, meters, strict=True) for name, m in named.items()
+            ]
+            with self._torch.cuda.stream(self._side):  # the references travel while the engine runs
+                for meter, reference in pairs:
+                    meter.bring(reference)
+            self._stream.wait_stream(self._side)
+            with self._torch.cuda.stream(self._stream):
+                for meter, _ in pairs:
+                    meter.start()
+            self._stream.synchronize()
+            return [{name: meter.result() for name, meter in named.items()} for named in meters]
+
+    def _meter(self, name: str, slot: int, reference: Array, kinds: Mapping[str, TensorKind]) -> DeviceMeter:
+        """The meter of an output and a set of references; a new one when the output has moved."""
+        refuse_output(name, {n: tuple(self._buffers[n].shape) for n in self.outputs}, reference)
+        buffer, meter = self._buffers[name], self._meters.get((name, slot))
+        if meter is None or not meter.is_of(buffer):
+            meter = self._meters[name, slot] = DeviceMeter(self._torch, buffer, kinds.get(name, TensorKind()))
+            meter.capture()
+        return meter
 
     def bind(self, feed: Feed) -> None:
         """Bring inputs to the device and make room for the outputs; `enqueue` runs on them."""
@@ -203,6 +254,7 @@ class TensorRtRunner:
 
     def close(self) -> None:
         """Give back the device's memory."""
+        self._meters.clear()
         self._buffers.clear()
         for name in ("context", "_engine", "_runtime"):  # in this order: each needs the next
             self.__dict__.pop(name, None)

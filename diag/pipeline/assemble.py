@@ -11,12 +11,13 @@ from importlib.metadata import version as package_version
 
 import diag
 from diag.calibration.table import CalibrationTable
-from diag.compare.comparison import Comparison, TensorKind
+from diag.compare.comparison import Comparison
 from diag.engines import onnxruntime as ort_engine
 from diag.engines.paired import Watch
 from diag.engines.reference import Trust
 from diag.feeds import Feeds
 from diag.gate.evaluate import evaluate
+from diag.numerics.measured import TensorKind
 from diag.pipeline import findings as findings_of
 from diag.pipeline.layers import birth_infos, layer_infos, output_infos
 from diag.pipeline.prepare import Planned

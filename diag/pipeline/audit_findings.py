@@ -122,6 +122,15 @@ def types_of(node_map: NodeMap, request: Request) -> dict[str, str]:
     return types
 
 
+def built_layers(model: Model, kernels: Sequence[Kernel], request: Request) -> dict[str, str]:
+    """Type in which each layer that depends on the data was built, `folded` where no kernel names it."""
+    node_map = map_nodes(kernels, data_layers(model))
+    types = types_of(node_map, request)
+    return {layer: types.get(layer, "") for layer in node_map.kernels_of} | dict.fromkeys(
+        node_map.folded, "folded"
+    )
+
+
 def built_counts(kernels: Sequence[Kernel], request: Request) -> dict[str, dict[str, int]]:
     """Layers by the format asked for, and in which types they were built (`folded` where no kernel is)."""
     types = types_of(map_nodes(kernels, request.formats), request)

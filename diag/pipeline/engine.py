@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from diag.compare.comparison import TensorKind
 from diag.compare.layout import Layout, fingerprint
 from diag.compare.selfcheck import SelfCheck, self_checks
 from diag.compare.split import Gaps, Verdict, engine_rules, observer_verdict, split
@@ -30,7 +29,8 @@ from diag.kernels.read import LOG_SUFFIX, read_kernels
 from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.numerics.formats import FORMATS
-from diag.pipeline.audit_findings import findings_of, request_for_plan
+from diag.numerics.measured import TensorKind
+from diag.pipeline.audit_findings import built_layers, findings_of, request_for_plan
 from diag.pipeline.build import CURRENT, TIMING_CACHE, default_target
 from diag.pipeline.engine_findings import Faults, fault_findings
 from diag.pipeline.engine_found import EngineFound
@@ -108,6 +108,7 @@ def compare_engine(subject: Subject, settings: EngineSettings, progress: Progres
         versions={engine.stamp.flavour: engine.stamp.version},
         flags={f"engine {name}": value for name, value in engine.stamp.flags.items()},
         kernels=engine.kernels,
+        built=built_layers(subject.planned.model, engine.kernels, request),
         findings=[*_known(engine, subject), *findings_of(audit(engine.kernels, request))],
     )
     if engine.stamp.flavour == "tensorrt-rtx" and not _runs_here(settings):

@@ -21,6 +21,8 @@ class EngineFound:
     versions: dict[str, str]
     flags: dict[str, str]
     kernels: tuple[Kernel, ...]
+    built: dict[str, str] = field(default_factory=dict)
+    """Type in which each layer was built, `folded` where no kernel names it."""
     findings: list[Finding] = field(default_factory=list)
     outputs: OutputErrors = field(default_factory=OutputErrors)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class EngineFound:
                 output.engine_vs_emulation = self.outputs.engine_vs_emulation[output.name].metrics()
         for layer in report.layers:
             seen = [name for name in layer.outputs if name in self.layers]
+            layer.built = self.built.get(layer.id, "")
             layer.engine = min((self.layers[n] for n in seen), key=lambda m: m["sqnr_db"], default={})
         if self.verdicts:
             worst = max(

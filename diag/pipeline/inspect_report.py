@@ -157,6 +157,7 @@ def _layer_info(node: str, subject: Subject, node_map: NodeMap, built: str) -> L
         role=role.name if role else "other",
         block=role.block if role else None,
         format=asked or built or "unknown",
+        built=built if kernel else "folded",
         outputs=list(layer.outputs) if layer else [],
         source=str(layer.source or "") if layer else "",
         status="not_run" if kernel else "not_observable",

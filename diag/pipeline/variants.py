@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from diag.compare.comparison import TensorKind
 from diag.compare.record import Array, Record
 from diag.engines.emulation import emulate
 from diag.engines.onnxruntime import Session
 from diag.engines.reference import with_outputs
 from diag.engines.switchable import Switchable, Trace
 from diag.model.graph import Model
+from diag.numerics.measured import TensorKind
 from diag.pipeline.trials import Metrics, TrialStore
 from diag.search.target import Target
 
@@ -76,7 +76,7 @@ class Variants:
 
     def _records(self) -> dict[str, Record]:
         names = self._switchable.output_names
-        return {name: self._kinds.get(name, TensorKind()).record() for name in names}
+        return {name: Record.of(self._kinds.get(name, TensorKind())) for name in names}
 
     def damage(self, target: Target, low: frozenset[str], batch: int) -> float:
         """Damage of one batch, in units of what the target allows."""

@@ -106,7 +106,7 @@ def _layer_row(number: int, layer: LayerInfo, notes: dict[str, tuple[str, str]],
         Cell(layer.role, layer.role),
         Cell(MISSING, None, "mute") if layer.block is None else Cell(str(layer.block), layer.block),
         Cell(layer.op_type, layer.op_type),
-        Cell(layer.format, layer.format),
+        Cell(layer.format, layer.format, sub=_built(layer)),
         *(metric_cell("sqnr_db", sqnr_of(metrics) if seen else None) for metrics in errors),
         _channel_cell(layer, seen),
         _batch_cell(layer.worst if seen else None),
@@ -114,6 +114,11 @@ def _layer_row(number: int, layer: LayerInfo, notes: dict[str, tuple[str, str]],
         _notes_cell(layer, note),
     )
     return Row(cells, css or ("born" if seen and is_broken(layer.accumulated) else ""), f"L{number}")
+
+
+def _built(layer: LayerInfo) -> str:
+    """What the engine made of the format; nothing where it did as asked, or is not known."""
+    return "" if layer.built in ("", layer.format) else f"built: {layer.built}"
 
 
 def _channel_cell(layer: LayerInfo, seen: bool) -> Cell:

@@ -116,6 +116,8 @@ class LayerInfo(Part):
     role: str = "other"
     block: int | None = None
     format: str
+    built: str = ""
+    """Type in which the engine's kernel works, `folded` where no kernel names the layer; empty: not known."""
     outputs: list[str]
     source: str = ""
     """Module path and source line in the user's code, where the exporter left them."""

@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from diag.compare.comparison import Comparison, Observed, TensorKind
+from diag.compare.comparison import Comparison, Observed
 from diag.compare.record import Record
+from diag.numerics.measured import TensorKind
 
 RNG = np.random.default_rng(7)
 

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from diag.compare.selfcheck import contradictions, self_checks
 from diag.compare.split import engine_rules
 from diag.engines.build import BuildOptions, build_tensorrt
+from diag.engines.debug_tensors import make_listener
 from diag.engines.gpu import find_gpus
 from diag.engines.runner import OnnxRuntimeRunner, TensorRtRunner, timed
 from diag.engines.stamp import Identity, read_stamp, write_stamp
@@ -24,6 +25,8 @@ from diag.errors import EngineError
 from diag.feeds import open_feeds
 from diag.model.graph import Model
 from diag.model.save import save_model
+from diag.numerics.measured import TensorKind, measure_tensor
+from diag.numerics.metrics import error_metrics
 from diag.pipeline.engine import EngineSettings, Subject, compare_engine
 from diag.pipeline.engine_run import output_gaps
 from diag.pipeline.prepare import Planned, calibrate, plan_on
@@ -218,6 +221,53 @@ def test_an_engine_larger_than_the_memory_is_refused_in_one_sentence(case: Make)
                 runner.run({"x": np.zeros((5, WIDTH), np.float32)})
         finally:
             torch.empty = original
+
+
+def test_outputs_are_measured_on_the_device_as_on_the_host(case: Make) -> None:
+    fp16 = case("fp16")
+    feeds = list(fp16.feeds)
+    reference, kinds = OnnxRuntimeRunner(fp16.planned.model), {"y": TensorKind("logits", noise=1e-3)}
+    with TensorRtRunner(fp16.engine, fp16.identity) as runner:
+        for feed in [*feeds, {"x": feeds[0]["x"][:5]}]:  # the last has another shape
+            expected, built = reference.run(feed), runner.run(feed)
+            twin = {"y": built["y"]}
+            found, same = runner.measured(feed, (expected, twin), kinds)
+            host = measure_tensor(expected["y"].astype(np.float32), built["y"].astype(np.float32), kinds["y"])
+            assert error_metrics(found["y"].sums) == pytest.approx(
+                error_metrics(host.sums), rel=1e-4, abs=1e-9
+            )
+            assert found["y"].decisions.same_top1 == host.decisions.same_top1
+            assert found["y"].decisions.kl_sum == pytest.approx(host.decisions.kl_sum, abs=1e-5)
+            assert same["y"].sums.max_abs == 0
+
+
+def test_an_output_of_another_shape_is_refused(case: Make) -> None:
+    feed = case("fp16").feeds.first()
+    with TensorRtRunner(case("fp16").engine) as runner:
+        with pytest.raises(EngineError, match="has shape"):
+            runner.measured(feed, ({"y": np.zeros((3, 3), np.float32)},), {})
+        with pytest.raises(EngineError, match="no output 'z'"):
+            runner.measured(feed, ({"z": np.zeros((3, 3), np.float32)},), {})
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT", "HALF", "BF16", "FP8"])
+def test_the_listener_reads_every_format_at_its_address(dtype: str) -> None:
+    """As TensorRT 10.12 calls it; 10.6, which the rest runs on, builds no engine that does."""
+    import tensorrt as trt
+    import torch
+
+    spelling = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "FP8": "float8_e4m3fn"}[dtype]
+    reference = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
+    held = torch.from_numpy(reference + 0.01).to("cuda").to(getattr(torch, spelling))
+    listener = make_listener(trt, torch, {"t": reference})
+    stream = torch.cuda.current_stream().cuda_stream
+    for name in ("t", "unknown"):
+        assert listener.process_debug_tensor(
+            held.data_ptr(), trt.TensorLocation.DEVICE, getattr(trt.DataType, dtype), (4, 6), name, stream
+        )
+    error = held.double().cpu().numpy() - reference
+    assert list(listener.found) == ["t"]
+    assert listener.found["t"].error_square.sum() == pytest.approx((error**2).sum(), rel=1e-4)
 
 
 def test_the_engine_stage(case: Make, folder: Path, tmp_path: Path) -> None:

@@ -212,3 +212,12 @@ def test_page_of_a_bare_report(bare: Report) -> None:
 def test_finding_without_layers(bare: Report) -> None:
     finding = Finding(id="F1", kind="drift", severity="note", title="t")
     assert page(bare.model_copy(update={"findings": [finding]})).findings[0].layers == ()
+
+
+def test_what_an_engine_made_of_a_format_is_shown_where_it_differs(sample: Report) -> None:
+    layers = [layer.model_copy(update={"built": "fp32"}) for layer in sample.layers]
+    table = layers_table(sample.model_copy(update={"layers": layers}))
+    column = _column(table, "Format")
+    for layer, row in zip(layers, table.rows, strict=True):
+        assert row.cells[column].sub == ("" if layer.format == "fp32" else "built: fp32")
+    assert not any(row.cells[column].sub for row in layers_table(sample).rows)
