@@ -10,7 +10,11 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="FP32 ONNX model.")]
 Plan = Annotated[str | None, typer.Option("--plan", metavar="PLAN", help="Precision plan (YAML).")]
 Format = Annotated[
     str | None,
-    typer.Option("--format", metavar="FORMAT", help="A plan without pins: int8, fp8, fp16, bf16 or fp32."),
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="A plan without pins: int8, fp8, int4, mxfp8, nvfp4, fp16, bf16, tf32 or fp32.",
+    ),
 ]
 Data = Annotated[
     str,

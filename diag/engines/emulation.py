@@ -15,12 +15,18 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from diag.engines.block_quantizers import BlockQuantizer
 from diag.model import shapes
 from diag.model.graph import Model, TensorInfo, captured_names, constant_node_value
 from diag.model.load import INLINE_BYTES, make_stub
-from diag.numerics.formats import dequantize
-from diag.typed.surgeon import NAMESPACE
+from diag.numerics.blocks import E8M0, dequantize_blocks
+from diag.numerics.formats import dequantize, round_tf32
+from diag.typed.passes.insert_blocks import TRT_DOMAIN
+from diag.typed.surgeon import FORMAT_KEY, NAMESPACE
 from diag.typed.types import complete
+
+_DEQUANTIZERS = frozenset({"DequantizeLinear", "TRT_MXFP8DequantizeLinear"})
+_DYNAMIC_QUANTIZERS = frozenset({"TRT_MXFP8DynamicQuantize", "TRT_FP4DynamicQuantize"})
 
 HALF_TYPES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
@@ -85,11 +91,21 @@ class _Builder:
     weights: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     alias: dict[str, str] = field(default_factory=dict)
     """Inserted tensor to the tensor that holds the same FP32 values."""
+    quantized: dict[str, NodeProto] = field(default_factory=dict)
+    """Outputs of TensorRT's dynamic quantizers: their codes and scales."""
+    shared: dict[str, TensorProto] = field(default_factory=dict)
+    """Small constants that are the emulation's own."""
+    rounded: set[str] = field(default_factory=set)
+    """Tensors rounded to TF32."""
 
     def visit(self, node: NodeProto) -> None:
-        if node.op_type == "Cast" and self._is_half_input(node) and _target(node) == TensorProto.FLOAT:
+        if node.domain == TRT_DOMAIN and node.op_type in _DYNAMIC_QUANTIZERS:
+            self.quantized.update(dict.fromkeys(node.output, node))
+        elif node.op_type in _DEQUANTIZERS and node.input[0] in self.quantized:
+            self._quantize_in_blocks(node)
+        elif node.op_type == "Cast" and self._is_half_input(node) and _target(node) == TensorProto.FLOAT:
             self._merge_or_copy(node)
-        elif node.op_type == "DequantizeLinear" and node.input[0] in self.typed.constants:
+        elif node.op_type in _DEQUANTIZERS and node.input[0] in self.typed.constants:
             self._fold_weight(node)
         elif node.op_type == "Cast" and _target(node) in HALF_TYPES:
             self._round_through(node, _target(node))
@@ -114,11 +130,43 @@ class _Builder:
             self.alias[target] = source
 
     def _fold_weight(self, node: NodeProto) -> None:
-        constants = self.typed.constants
-        scale = np.asarray(constants[node.input[1]]).astype(np.float32)
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
-        values = dequantize(constants[node.input[0]], scale, axis if scale.ndim else None)
+        given = {a.name: a.i for a in node.attribute}
+        codes, scale = self._constant(node.input[0]), self._constant(node.input[1])
+        if node.op_type == "TRT_MXFP8DequantizeLinear":
+            scale = scale.view(E8M0)  # TensorRT stores it as UINT8
+        steps = np.asarray(scale, np.float32)
+        size, axis = given.get("block_size", 0), given.get("axis", 1)
+        if size:
+            values = dequantize_blocks(codes, steps, axis % codes.ndim, size)
+        else:
+            values = dequantize(codes, steps, axis if steps.ndim else None)
         self.weights[node.output[0]] = _rounded(values, self._half(node.output[0]))
+
+    def _constant(self, name: str) -> NDArray[np.generic]:
+        """A constant of the typed model, or one that was dequantized before (NVFP4 has two scales)."""
+        return self.weights[name] if name in self.weights else np.asarray(self.typed.constants[name])
+
+    def _quantize_in_blocks(self, node: NodeProto) -> None:
+        """From a dynamic quantizer's input to what the dequantizer behind it hands on, in one go."""
+        quantizer = self.quantized[node.input[0]]
+        if node.input[0] != quantizer.output[0]:
+            return  # NVFP4's block scales on their way to the elements
+        source, target = quantizer.input[0], node.output[0]
+        half = self._half(target)
+        size = next(a.i for a in quantizer.attribute if a.name == "block_size")
+        shape = self.types[source].shape
+        assert shape is not None
+        wide = f"{target}/wide" if half else target
+        emitter = BlockQuantizer(source, wide, len(shape), size, self.typed.opset, self._shared)
+        is_mxfp8 = quantizer.op_type == "TRT_MXFP8DynamicQuantize"
+        self.nodes.extend(emitter.mxfp8() if is_mxfp8 else emitter.nvfp4(quantizer.input[1]))
+        self.nodes.extend(rounding(wide, target, half, node.name) if half else ())
+
+    def _shared(self, values: NDArray[np.generic]) -> str:
+        """A constant of the emulation's own; equal ones are one."""
+        name = f"{NAMESPACE}/constant/{values.dtype}/{values.tolist()}"
+        self.shared[name] = numpy_helper.from_array(values, name)
+        return name
 
     def _round_through(self, node: NodeProto, half: int) -> None:
         wide = f"{node.output[0]}/wide"
@@ -134,6 +182,8 @@ class _Builder:
         copy = NodeProto()
         copy.CopyFrom(node)
         _widen_attributes(copy)
+        if any(entry.key == FORMAT_KEY and entry.value == "tf32" for entry in node.metadata_props):
+            self._round_operands(copy)
         self.nodes.append(copy)
         if node.op_type in EXACT_OPS and any(self._half(name) for name in node.input):
             return
@@ -142,6 +192,19 @@ class _Builder:
             if half and node.op_type != "Constant":
                 copy.output[index] = f"{name}/wide"
                 self.nodes.extend(rounding(f"{name}/wide", name, half, f"{NAMESPACE}/round/{name}"))
+
+    def _round_operands(self, node: NodeProto) -> None:
+        """Both operands of a multiplication in TF32, as the tensor cores read them; sums stay FP32."""
+        for index, name in enumerate(node.input[:2]):
+            target = node.input[index] = f"{name}/tf32"
+            if target in self.rounded:
+                continue
+            self.rounded.add(target)
+            if name in self.typed.constants:
+                self.weights[target] = round_tf32(np.asarray(self._constant(name), np.float32))
+            else:
+                splitter = self._shared(np.asarray(TF32_SPLITTER, np.float32))
+                self.nodes.extend(tf32_rounding(name, target, splitter))
 
     def finish(self) -> Emulation:
         proto = ModelProto()
@@ -155,6 +218,7 @@ class _Builder:
         proto.graph.initializer.extend(kept)
         folded = [name for name in self.weights if name not in self.typed.initializers]
         proto.graph.initializer.extend(stub(name, self.weights[name]) for name in folded)
+        proto.graph.initializer.extend(self.shared.values())
         _drop_unused(proto, self.weights)
         half = {self.alias.get(n, n): self._half(n) for n in self.types if self._half(n)}
         return Emulation(proto, self.weights, half)
@@ -203,6 +267,20 @@ def rounding(source: str, target: str, half: int, name: str) -> list[NodeProto]:
         helper.make_node("Cast", [source], [narrow], name=f"{name}/narrow", to=half),
         helper.make_node("Cast", [narrow], [target], name=name, to=TensorProto.FLOAT),
     ]
+
+
+TF32_SPLITTER = 2**13 + 1
+"""c = 8193 x: the difference c - (c - x) keeps the upper 11 of 24 bits (Veltkamp's split)."""
+
+
+def tf32_rounding(source: str, target: str, splitter: str) -> list[NodeProto]:
+    """FP32 arithmetic that rounds to 10 bits of mantissa; values beyond 2^115 overflow in it."""
+    steps = (
+        ("Mul", [source, splitter], f"{target}/wide"),
+        ("Sub", [f"{target}/wide", source], f"{target}/low"),
+        ("Sub", [f"{target}/wide", f"{target}/low"], target),
+    )
+    return [helper.make_node(op_type, inputs, [output], output) for op_type, inputs, output in steps]
 
 
 def _rounded(values: NDArray[np.float32], half: int) -> NDArray[np.float32]:

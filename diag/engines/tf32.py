@@ -1,7 +1,7 @@
 """An FP32 model as TF32 tensor cores compute it: operands of MatMul, Gemm and Conv with 10 bits of mantissa.
 
-TensorRT multiplies FP32 in TF32 unless told otherwise. ONNX has no such type, but FP32 arithmetic itself can
-round to it: with c = 8193 x, the difference c - (c - x) keeps the upper 11 of 24 bits (Veltkamp's split).
+TensorRT multiplies FP32 in TF32 unless told otherwise: this is the whole FP32 model as such an engine has it,
+for the question whose an engine's error is. A plan's `tf32` is the same rounding on the layers it names.
 """
 
 from __future__ import annotations
@@ -12,20 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from diag.engines.emulation import stub
+from diag.engines.emulation import TF32_SPLITTER, stub, tf32_rounding
 from diag.model.graph import Model, TensorInfo, captured_names
+from diag.numerics.formats import round_tf32
 
-_SPLITTER = np.float32(2**13 + 1)
-_HIGH_BITS = np.uint32(0xFFFFE000)
-_HALF_STEP = np.uint32(1 << 12)
 _OPS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-
-
-def round_tf32(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Values with 10 bits of mantissa, to nearest, ties away from zero; NaN and infinity stay. Any shape."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = ((bits + _HALF_STEP) & _HIGH_BITS).view(np.float32)
-    return np.where(np.isfinite(values), rounded, values).astype(np.float32).reshape(values.shape)
 
 
 def emulate_tf32(model: Model, types: Mapping[str, TensorInfo]) -> Model:
@@ -86,12 +77,7 @@ def _rounded(
     if "tf32/splitter" not in rounded:
         rounded["tf32/splitter"] = "tf32/splitter"
         proto.graph.initializer.append(
-            helper.make_tensor("tf32/splitter", TensorProto.FLOAT, (), [float(_SPLITTER)])
+            helper.make_tensor("tf32/splitter", TensorProto.FLOAT, (), [float(TF32_SPLITTER)])
         )
-    for op_type, inputs, output in (
-        ("Mul", [name, "tf32/splitter"], f"{target}/wide"),
-        ("Sub", [f"{target}/wide", name], f"{target}/low"),
-        ("Sub", [f"{target}/wide", f"{target}/low"], target),
-    ):
-        proto.graph.node.append(helper.make_node(op_type, inputs, [output], output))
+    proto.graph.node.extend(tf32_rounding(name, target, "tf32/splitter"))
     return target

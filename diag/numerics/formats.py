@@ -40,9 +40,15 @@ FORMATS: dict[str, Format] = {
         _float("fp8", ml_dtypes.float8_e4m3fn, quantized=True),
         Format("int8", np.dtype(np.int8), 127.0, 0.0, quantized=True),
         Format("int4", np.dtype(ml_dtypes.int4), 7.0, 0.0, quantized=True),
+        Format("tf32", np.dtype(np.float32), float(np.finfo(np.float32).max), 2.0**-11),
+        _float("mxfp8", ml_dtypes.float8_e4m3fn, quantized=True),
+        _float("nvfp4", ml_dtypes.float4_e2m1fn, quantized=True),
     )
 }
-"""Formats a plan may name. Limits: IEEE 754 (fp16), bfloat16, OCP OFP8 (E4M3)."""
+"""Formats a plan may name. Limits: IEEE 754 (fp16), bfloat16, OCP OFP8 (E4M3), OCP MX (E2M1).
+
+The last two share a scale in blocks and are named by their elements' limits: `diag.numerics.blocks`.
+"""
 
 
 def round_to(values: Float, fmt: Format) -> Float:
@@ -50,8 +56,20 @@ def round_to(values: Float, fmt: Format) -> Float:
 
     Any shape. E4M3 has no infinity: values that round past 448 become NaN (OCP OFP8, non-saturating mode).
     """
+    if fmt.name == "tf32":
+        return round_tf32(values)
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(fmt.dtype).astype(np.float32)
+
+
+def round_tf32(values: Float) -> Float:
+    """Values with 10 bits of mantissa, to nearest, ties away from zero; NaN and infinity stay. Any shape.
+
+    Kept in float32. Ties as in NVIDIA's `cvt.rna.tf32.f32`, the only conversion to nearest that PTX has.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(values), rounded, values).astype(np.float32).reshape(np.shape(values))
 
 
 def clamp_to(values: Float, fmt: Format) -> Float:

@@ -22,8 +22,11 @@ from diag.plan.resolve import Resolved, Resolver
 from diag.plan.schema import Plan, plan_for_format, read_plan
 from diag.progress import Progress
 from diag.roles import Role, find_roles, norm_parts
-from diag.typed.apply import SUPPORTED, TypedModel, apply_formats, operands_of
+from diag.typed.apply import TypedModel, apply_formats, operands_of
 from diag.typed.types import complete
+
+_WITHOUT_TABLE = frozenset({"int4", "mxfp8"})
+"""Formats whose scales come from the weights, or are found while the engine runs."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Planned:
 
     def apply(self, table: CalibrationTable | None) -> TypedModel:
         """The plan applied, with the scales of `table`."""
-        quantized = {f for f in self.resolved.formats.values() if FORMATS[f].quantized}
+        quantized = {f for f in self.resolved.formats.values() if FORMATS[f].quantized} - _WITHOUT_TABLE
         scales = {} if table is None else {fmt: table.scales(fmt, self.method) for fmt in quantized}
         return apply_formats(
             self.model,
@@ -62,6 +65,7 @@ class Planned:
             base=self.plan.base,
             scales=scales,
             out_of_range=self.plan.constants.out_of_range,
+            block_size=self.plan.quantizer.block_size,
             **self._compensation(table),
         )
 
@@ -98,12 +102,6 @@ def plan_on(model_path: str, plan: Plan) -> Planned:
 
 
 def _refuse_unavailable(plan: Plan) -> None:
-    unavailable = {plan.default, *(pin.format for pin in plan.pins)} - SUPPORTED
-    if unavailable:
-        raise PlanError(
-            f"format {min(unavailable)!r} cannot be applied yet",
-            f"This release applies {', '.join(sorted(SUPPORTED))}.",
-        )
     if plan.quantizer.weights != "per_channel":
         raise PlanError(
             "this release quantizes weights per channel only", "Take the quantizer out of the plan."

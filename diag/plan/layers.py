@@ -11,7 +11,10 @@ from diag.model.graph import Layer, Model, TensorInfo
 from diag.model.shapes import infer
 
 OPERAND_OPS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
-"""The operators whose operands an operand format (int8, fp8, int4, tf32) means as a default."""
+"""The operators whose operands an operand format (int8, fp8, tf32) means as a default."""
+
+BLOCK_OPS = frozenset({"MatMul", "Gemm"})
+"""Those of them whose weights can have a scale for each block (int4, mxfp8, nvfp4)."""
 
 _SUBGRAPH_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _QUANTIZER_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
@@ -54,6 +57,8 @@ class FloatLayers:
     """Those that an operand format means as a default."""
     weighted: frozenset[str]
     """Those of `operand` with a constant operand."""
+    blocked: frozenset[str]
+    """Those of `weighted` that a block format means: MatMul and Gemm with the weights on the right."""
 
 
 def float_layers(model: Model, tensors: Mapping[str, TensorInfo] | None = None) -> FloatLayers:
@@ -73,6 +78,7 @@ def float_layers(model: Model, tensors: Mapping[str, TensorInfo] | None = None) 
         frozenset(layer.id for layer in found if not floats.isdisjoint(layer.reads)),
         frozenset(layer.id for layer in operand),
         frozenset(layer.id for layer in weighted),
+        frozenset(layer.id for layer in weighted if _weights_on_the_right(model, layer)),
     )
 
 
@@ -85,6 +91,10 @@ def _lowerable(model: Model, layer: Layer, floats: frozenset[str]) -> bool:
 
 def _constant_operand(model: Model, layer: Layer) -> bool:
     return any(name and name not in model.value_dependent for name in layer.inputs[:2])
+
+
+def _weights_on_the_right(model: Model, layer: Layer) -> bool:
+    return layer.op_type in BLOCK_OPS and layer.inputs[1] not in model.value_dependent
 
 
 def _float_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> frozenset[str]:

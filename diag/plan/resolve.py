@@ -11,7 +11,7 @@ from diag.model.graph import Model, TensorInfo
 from diag.plan.groups import Group, find_groups
 from diag.plan.layers import FloatLayers, float_layers
 from diag.plan.match import Targets
-from diag.plan.schema import OPERAND_FORMATS, QUANTIZED_FORMATS, Pin, Plan
+from diag.plan.schema import BLOCK_FORMATS, OPERAND_FORMATS, QUANTIZED_FORMATS, Pin, Plan
 
 UNTOUCHED = "fp32"
 """Format of layers that no plan lowers: constants, shape and index arithmetic, If, Loop and Scan."""
@@ -93,9 +93,10 @@ def resolve(
 ) -> Resolved:
     """Give each layer of `model` its format.
 
-    A `default` or pin of fp32, fp16 or bf16 means every float layer. An operand format (int8, fp8, int4,
-    tf32) means the operands of Conv, ConvTranspose, MatMul and Gemm (int4: only those with weights), and
-    leaves the others as they were; a pin that matches none of these four means the layers it does match.
+    A `default` or pin of fp32, fp16 or bf16 means every float layer. An operand format (int8, fp8, tf32)
+    means the operands of Conv, ConvTranspose, MatMul and Gemm, and leaves the others as they were; a pin
+    that matches none of these four means the layers it does match. A block format (int4, mxfp8, nvfp4) means
+    MatMul and Gemm with constant weights on the right.
     The last matching pin wins. A pin moves the groups of its layers along, unless it stands `alone`.
 
     Raises PlanError for a pin that matches nothing, asks for what cannot be, or contradicts another.
@@ -114,7 +115,7 @@ class _Move:
 def _defaults(plan: Plan, floats: FloatLayers) -> dict[str, str]:
     if plan.default not in OPERAND_FORMATS:
         return dict.fromkeys(floats.ids, plan.default)
-    lowered = floats.weighted if plan.default == "int4" else floats.operand
+    lowered = floats.blocked if plan.default in BLOCK_FORMATS else floats.operand
     return {layer: plan.default if layer in lowered else plan.base for layer in floats.ids}
 
 
@@ -140,9 +141,9 @@ def _asked(pin: Pin, index: int, found: Sequence[str], floats: FloatLayers) -> t
     if pin.format not in OPERAND_FORMATS:
         return lowerable
     operand = tuple(layer for layer in lowerable if layer in floats.operand)
-    if pin.format == "int4":
-        weighted = tuple(layer for layer in operand if layer in floats.weighted)
-        return weighted or _refuse(pin, index, f"{_OPERAND_NAMES} layers with constant weights")
+    if pin.format in BLOCK_FORMATS:
+        blocked = tuple(layer for layer in operand if layer in floats.blocked)
+        return blocked or _refuse(pin, index, "MatMul and Gemm layers with constant weights on the right")
     if pin.format == "tf32":
         return operand or _refuse(pin, index, f"{_OPERAND_NAMES} layers")
     fed = tuple(layer for layer in lowerable if layer in floats.fed)

@@ -30,12 +30,16 @@ from diag.plan.sentences import RefusedError, Trouble, say
 SCHEMA = "trtdiag.plan/1"
 
 FloatFormat = Literal["fp32", "fp16", "bf16"]
-Format = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"]
+Format = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "mxfp8", "nvfp4"]
 
-OPERAND_FORMATS = frozenset({"tf32", "int8", "fp8", "int4"})
+BLOCK_FORMATS = frozenset({"int4", "mxfp8", "nvfp4"})
+"""Formats with a scale for each block of weights: for MatMul and Gemm with constant weights, since TensorRT
+cuts blocks along the last two dimensions only."""
+
+OPERAND_FORMATS = frozenset({"tf32", "int8", "fp8"}) | BLOCK_FORMATS
 """Formats of a layer's operands only: as a default they mean Conv, ConvTranspose, MatMul and Gemm."""
 
-QUANTIZED_FORMATS = frozenset({"int8", "fp8", "int4"})
+QUANTIZED_FORMATS = frozenset({"int8", "fp8"}) | BLOCK_FORMATS
 """Formats that need scales."""
 
 MAX_PLAN_CHARS = 4_000_000
@@ -126,6 +130,9 @@ class Quantizer(_Part):
     weights: Literal["per_channel", "per_tensor"] = "per_channel"
     method: Literal["minmax", "entropy", "percentile", "mse", "best"] | None = None
     """How ranges are chosen; when it is not given, as the calibration table says."""
+    block_size: Literal[32, 64, 128] | None = None
+    """Weights that share one INT4 scale; when it is not given, the largest of these that divides the layer's
+    reduction axis. MXFP8 has 32, NVFP4 16."""
 
 
 class Constants(_Part):

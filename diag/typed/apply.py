@@ -10,29 +10,36 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from diag.errors import ModelError, PlanError
+from diag.errors import ModelError
 from diag.model import shapes
 from diag.model.graph import FLOAT_TYPES, Layer, Model, TensorInfo
 from diag.model.load import OPSETS
 from diag.numerics.formats import FORMATS
+from diag.typed.blocks import BLOCK_FORMATS, WEIGHT, BlockLayers, block_layers
 from diag.typed.operands import Operand, brings_quantizers, operand_notes, quantized_operands
 from diag.typed.passes.correct_bias import correct_bias
+from diag.typed.passes.insert_blocks import insert_blocks
 from diag.typed.passes.insert_qdq import Scales, insert_qdq
 from diag.typed.passes.lift_constants import lift_constants
 from diag.typed.passes.lower_floats import OutOfRange, lower_floats
 from diag.typed.passes.raise_opset import owners, raise_opset
 from diag.typed.schemas import first_opset, op_types
-from diag.typed.surgeon import Surgery
+from diag.typed.surgeon import FORMAT_KEY, Surgery
 from diag.typed.types import complete
 
-SUPPORTED = frozenset({"fp32", "fp16", "bf16", "int8", "fp8"})
-"""Formats that can be applied today."""
+_TF32_NOTE = (
+    "ONNX has no such type, so the file says FP32; TensorRT multiplies every FP32 layer in TF32 unless it is "
+    "built with --no-tf32"
+)
 
 _HALF = {int(TensorProto.FLOAT16): "fp16", int(TensorProto.BFLOAT16): "bf16"}
 
 _PER_CHANNEL_QDQ_OPSET = 13
 _QDQ19_OPSET = 19
 """From opset 19 codes may be FP8, and scales FP16 or BF16, and then the dequantized values are too."""
+
+_BLOCK_OPSET = {"int4": 21, "mxfp8": 19, "nvfp4": 23}
+"""First opset with the type of a block format's codes, and with blocks where they are ONNX's own."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +56,21 @@ class TypedModel:
 def operands_of(
     model: Model, formats: Mapping[str, str], types: Mapping[str, TensorInfo]
 ) -> tuple[Operand, ...]:
-    """Operands that will carry a quantizer under `formats`; the activations among them need scales."""
-    return quantized_operands(model, _quantized(formats), complete(types, model))
+    """Operands that will carry a quantizer under `formats`; the activations among them need scales.
+
+    Weights in blocks, and what is quantized with scales found while the engine runs, are not among them.
+    """
+    known = complete(types, model)
+    return (
+        *quantized_operands(model, _quantized(formats), known),
+        *block_layers(model, formats, known).operands(),
+    )
 
 
 def _quantized(formats: Mapping[str, str]) -> dict[str, str]:
-    return {layer: fmt for layer, fmt in formats.items() if FORMATS[fmt].quantized}
+    """Formats of layers with one scale for each tensor or channel."""
+    chosen = {layer: fmt for layer, fmt in formats.items() if FORMATS[fmt].quantized}
+    return {layer: fmt for layer, fmt in chosen.items() if fmt not in BLOCK_FORMATS}
 
 
 def apply_formats(
@@ -64,41 +80,45 @@ def apply_formats(
     base: str = "fp32",
     scales: Scales | None = None,
     out_of_range: OutOfRange = "clamp",
+    block_size: int | None = None,
     weight_ratios: Mapping[str, NDArray[np.float32]] | None = None,
     corrections: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> TypedModel:
     """Rewrite `model` so that each layer computes in its format; `formats` holds every layer id.
 
-    `scales` gives the step of each quantized activation, by format and tensor; `weight_ratios` a weight's
-    factors, one for each channel, by which its steps are smaller than min-max; `corrections` what is added to
-    a layer's output (see `correct_bias`). Raises PlanError for a format that cannot be applied
-    yet, TableError for a missing scale, ModelError when the result does not pass ONNX's checker.
+    `scales` gives the step of each quantized activation, by format and tensor; `block_size` is that of INT4
+    (see `block_layers`); `weight_ratios` a weight's factors, one for each channel, by which its steps are
+    smaller than min-max; `corrections` what is added to a layer's output (see `correct_bias`). Raises
+    PlanError for blocks that do not fit, TableError for a missing scale, ModelError when the result does not
+    pass ONNX's checker.
     """
-    unknown = sorted(set(formats.values()) - SUPPORTED)
-    if unknown:
-        raise PlanError(
-            f"format {unknown[0]!r} cannot be applied yet", f"Use one of {', '.join(sorted(SUPPORTED))}."
-        )
     types = complete(shapes.infer(model), model)
-    operands = operands_of(model, formats, types)
+    operands = quantized_operands(model, _quantized(formats), types)
+    blocks = block_layers(model, formats, types, block_size)
     floats, notes = _float_formats(model, formats, base, types)
-    notes += operand_notes(model, _quantized(formats), types)
+    notes += [*operand_notes(model, _quantized(formats), types), *blocks.notes]
     corrected = correct_bias(model, corrections or {})
-    raised = _raised(corrected, _needed_opset(model, floats, formats, operands))
+    raised = _raised(corrected, _needed_opset(model, floats, formats, operands, blocks))
     surgery = Surgery.open(raised.proto, raised.weights)
     lift_constants(surgery)
     keep = {(o.layer, o.input) for o in operands if o.weight is not None}
+    keep |= {(x.layer, WEIGHT) for x in blocks.layers}
     if raised is not model:
         types = complete(shapes.infer(raised), raised)
     of_nodes = {name: floats[x.id] for name, x in owners(raised.proto, model).items() if x.id in floats}
     lower_floats(surgery, raised, of_nodes, types, keep, out_of_range)
     quantized = {o.layer: formats[o.layer] for o in operands}
     insert_qdq(surgery, operands, quantized, floats, scales or {}, weight_ratios or {})
+    insert_blocks(surgery, blocks.layers, floats, (scales or {}).get("nvfp4", {}))
+    quantized |= {x.layer: x.format for x in blocks.layers}
     result = surgery.close()
+    tf32 = _marked_tf32(result, model, formats, types)
+    notes += [f"{len(tf32)} layer(s) in TF32: {_TF32_NOTE}"] if tf32 else []
     check(result)
     brought = {x.id for x in model.layers if brings_quantizers(model, x)}
-    quantized |= {layer: fmt for layer, fmt in _quantized(formats).items() if layer in brought}
-    built = {x.id: quantized.get(x.id) or floats.get(x.id) or own_format(x, types) for x in model.layers}
+    quantized |= {x: fmt for x, fmt in formats.items() if x in brought and FORMATS[fmt].quantized}
+    chosen = {**floats, **quantized, **tf32}
+    built = {x.id: chosen.get(x.id) or own_format(x, types) for x in model.layers}
     return TypedModel(result, surgery.weights, built, tuple(notes))
 
 
@@ -117,7 +137,7 @@ def _float_formats(
     for layer in model.layers:
         fmt = formats.get(layer.id, "fp32")
         fmt = base if FORMATS[fmt].quantized else fmt
-        if fmt == "fp32" or model.value_dependent.isdisjoint(layer.outputs):
+        if fmt in ("fp32", "tf32") or model.value_dependent.isdisjoint(layer.outputs):
             continue
         if own_format(layer, types) != "fp32":
             own += 1
@@ -136,6 +156,17 @@ def _float_formats(
     return wanted, notes
 
 
+def _marked_tf32(
+    proto: ModelProto, model: Model, formats: Mapping[str, str], types: Mapping[str, TensorInfo]
+) -> dict[str, str]:
+    """Say TF32 in the metadata of nodes that are to multiply in it, for ONNX has no such type."""
+    wanted = {x.id for x in model.layers if formats.get(x.id) == "tf32" and own_format(x, types) == "fp32"}
+    for node in proto.graph.node:
+        if node.name in wanted:
+            node.metadata_props.add(key=FORMAT_KEY, value="tf32")
+    return dict.fromkeys(wanted, "tf32")
+
+
 def own_format(layer: Layer, types: Mapping[str, TensorInfo]) -> str:
     """Format in which the model itself computes a layer: fp32 unless all its floats are 16 bits wide."""
     found = {types[name].elem_type for name in (*layer.reads, *layer.outputs) if name in types} & FLOAT_TYPES
@@ -147,9 +178,13 @@ def _computes_floats(op_type: str) -> bool:
 
 
 def _needed_opset(
-    model: Model, floats: Mapping[str, str], formats: Mapping[str, str], operands: tuple[Operand, ...]
+    model: Model,
+    floats: Mapping[str, str],
+    formats: Mapping[str, str],
+    operands: tuple[Operand, ...],
+    blocks: BlockLayers,
 ) -> int:
-    needed = [model.opset]
+    needed = [model.opset, *(_BLOCK_OPSET[x.format] for x in blocks.layers)]
     for layer_id, fmt in floats.items():
         needed.append(first_opset(model.layer_by_id[layer_id].op_type, fmt, model.opset) or model.opset)
     if operands:

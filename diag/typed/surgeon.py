@@ -14,7 +14,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
-from onnx.helper import find_min_ir_version_for
+from onnx.helper import find_min_ir_version_for, np_dtype_to_tensor_dtype
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from diag.model.load import INLINE_BYTES, make_stub
@@ -23,6 +23,9 @@ G_LOGGER.severity = G_LOGGER.ERROR  # it prints to standard output, where --json
 
 NAMESPACE = "trtdiag"
 """Nodes that a rewrite adds are called `trtdiag/...`."""
+
+FORMAT_KEY = "trtdiag.format"
+"""Metadata key of a node whose format ONNX has no type for (TF32)."""
 
 _LISTS = frozenset({AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS})
 
@@ -65,10 +68,14 @@ class Surgery:
         self.taken.add(candidate)
         return candidate
 
-    def constant(self, name: str, values: NDArray[np.generic], fmt: str) -> Any:
-        """A new constant; large values go to `weights`, as they do in a loaded model."""
+    def constant(self, name: str, values: NDArray[np.generic], fmt: str | None = None) -> Any:
+        """A new constant; large values go to `weights`, as they do in a loaded model.
+
+        Its type is `fmt`'s, or that of the values.
+        """
         self.made.add(name)
-        tensor = TensorProto(name=name, data_type=ELEM_TYPE[fmt], dims=values.shape)
+        elem_type = ELEM_TYPE[fmt] if fmt else np_dtype_to_tensor_dtype(values.dtype)
+        tensor = TensorProto(name=name, data_type=elem_type, dims=values.shape)
         if values.nbytes > INLINE_BYTES:
             self.weights[name] = values
             make_stub(tensor)

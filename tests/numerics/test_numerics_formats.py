@@ -56,7 +56,8 @@ def test_the_limits_are_the_published_ones(
 def test_integer_formats_have_symmetric_limits_and_no_roundoff() -> None:
     assert (FORMATS["int8"].max, FORMATS["int4"].max) == (127.0, 7.0)
     assert FORMATS["int8"].unit_roundoff == FORMATS["int4"].unit_roundoff == 0
-    assert [name for name, fmt in FORMATS.items() if fmt.quantized] == ["fp8", "int8", "int4"]
+    quantized = [name for name, fmt in FORMATS.items() if fmt.quantized]
+    assert quantized == ["fp8", "int8", "int4", "mxfp8", "nvfp4"]
 
 
 @pytest.mark.parametrize("fmt", FLOATS)

@@ -58,6 +58,8 @@ def test_a_float_default_means_all_float_layers(default: str, base: str) -> None
         ("fp8", ATTENTION_MATMUL),
         ("tf32", ATTENTION_MATMUL),
         ("int4", ATTENTION_WEIGHTED),
+        ("mxfp8", ATTENTION_WEIGHTED),
+        ("nvfp4", ATTENTION_WEIGHTED),
     ],
 )
 @pytest.mark.parametrize("base", ["fp32", "fp16", "bf16"])
@@ -101,8 +103,8 @@ REFUSED = [
     ),
     (
         {"match": "pv", "format": "int4"},
-        "pin 1 (match 'pv') asks for int4, which is for Conv, ConvTranspose, Gemm and MatMul layers with "
-        "constant weights, and matches none. Choose another format.",
+        "pin 1 (match 'pv') asks for int4, which is for MatMul and Gemm layers with constant weights on "
+        "the right, and matches none. Choose another format.",
     ),
     (
         {"match": "softmax", "format": "tf32"},

@@ -55,7 +55,7 @@ def test_defaults_are_those_that_are_documented() -> None:
     assert (plan.quantizer.method, plan.constants.out_of_range) == (None, "clamp")
 
 
-@pytest.mark.parametrize("name", ["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"])
+@pytest.mark.parametrize("name", ["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "mxfp8", "nvfp4"])
 def test_a_plan_for_each_format(name: str) -> None:
     assert plan_for_format(name) == plan_from_yaml(f"schema: trtdiag.plan/1\ndefault: {name}\n")
 
@@ -93,7 +93,8 @@ REFUSED = [
     ),
     (
         "schema: trtdiag.plan/1\ndefault: 8\n",
-        "the plan, line 2: default cannot be 8. Choices: fp32, tf32, fp16, bf16, int8, fp8, int4.",
+        "the plan, line 2: default cannot be 8. "
+        "Choices: fp32, tf32, fp16, bf16, int8, fp8, int4, mxfp8, nvfp4.",
     ),
     (
         "schema: trtdiag.plan/1\ndefualt: int8\n",
@@ -117,7 +118,8 @@ REFUSED = [
     (HEAD + "pins:\n- {match: a}\n", "the plan, line 4: pin 1 has no key 'format'. Add format."),
     (
         HEAD + "pins:\n- match: a\n  format: half\n",
-        "the plan, line 5: pin 1 format cannot be 'half'. Choices: fp32, tf32, fp16, bf16, int8, fp8, int4.",
+        "the plan, line 5: pin 1 format cannot be 'half'. "
+        "Choices: fp32, tf32, fp16, bf16, int8, fp8, int4, mxfp8, nvfp4.",
     ),
     (
         HEAD + "pins:\n- {format: fp16}\n",
@@ -272,7 +274,7 @@ def test_the_written_form_is_stable_and_in_field_order(tmp_path: Path) -> None:
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-formats = st.sampled_from(["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"])
+formats = st.sampled_from(["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "mxfp8", "nvfp4"])
 pins = st.builds(
     Pin,
     match=st.none() | texts.filter(lambda text: not text.startswith("re:")),

@@ -14,10 +14,11 @@ from diag.engines.gpu import Gpu
 from diag.engines.latency import summarise
 from diag.engines.runner import OnnxRuntimeRunner, TensorRtRunner, refuse_elsewhere
 from diag.engines.stamp import Identity, Stamp, sha256_of, write_stamp
-from diag.engines.tf32 import emulate_tf32, round_tf32
+from diag.engines.tf32 import emulate_tf32
 from diag.errors import EngineError
 from diag.model import shapes
 from diag.model.graph import Model
+from diag.numerics.formats import round_tf32
 from diag.typed.types import complete
 
 H200 = (Gpu("NVIDIA H200", "9.0", "143771 MiB", "580"),)

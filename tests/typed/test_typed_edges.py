@@ -12,7 +12,6 @@ from typed_tools import BFLOAT, BOOL, FLOAT, HALF, INT64, apply_as, graph, node,
 
 from diag.engines.emulation import emulate
 from diag.engines.onnxruntime import Session
-from diag.errors import PlanError
 from diag.model.graph import Model
 from diag.model.load import from_proto
 from diag.typed.apply import TypedModel, apply_formats, check
@@ -563,6 +562,8 @@ def test_a_newer_opset_reaches_into_branches() -> None:
         assert np.array_equal(Session(raised, {}).run(feeds)["y"], run(model, feeds)["y"])
 
 
-def test_formats_that_cannot_be_applied_yet() -> None:
-    with pytest.raises(PlanError, match="'int4' cannot be applied yet"):
-        apply_formats(graph([node("Relu", "x", "y", "relu")], X), {"relu": "int4"})
+def test_a_format_that_is_not_for_a_layer_leaves_it_alone() -> None:
+    typed = apply_formats(graph([node("Relu", "x", "y", "relu")], X), {"relu": "int4"})
+    assert typed.formats == {"relu": "fp32"}
+    (note,) = typed.notes
+    assert note == "1 layer(s) are not quantized to INT4: only MatMul and Gemm have blocks, first relu"
