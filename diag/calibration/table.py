@@ -192,6 +192,8 @@ class CalibrationTable(_Part):
     sampled_batches: tuple[str, ...] = ()
     """Keys of the batches on which the methods' effect on the outputs is measured."""
     cache: CacheRecord | None = None
+    imported_weights: dict[str, str] = {}
+    """Weight to its channels' steps over min-max, as a foreign model's quantizers have them."""
     tensors: dict[str, TensorRange]
     compensation: Compensation | None = None
     """None for a table of a model as it came."""
@@ -207,6 +209,11 @@ class CalibrationTable(_Part):
             name: float(symmetric_scale(np.array(self._range(name, chosen)), FORMATS[fmt]))
             for name in self.tensors
         }
+
+    def imported_ratios(self) -> dict[str, NDArray[np.float64]]:
+        """`imported_weights` as arrays of shape (channels,)."""
+        words = {name: text.split() for name, text in self.imported_weights.items()}
+        return {name: np.array([float(word) for word in given]) for name, given in words.items()}
 
     def _range(self, name: str, method: str) -> float:
         found = self.tensors[name].range_of(method)

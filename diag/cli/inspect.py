@@ -12,10 +12,14 @@ import typer
 from diag.cli import options
 from diag.cli.console import Output, with_bar
 from diag.pipeline.inspect import REPORT_FILES, Inspection, InspectSettings, inspect
+from diag.pipeline.inspect_qdq import QDQ_FILES
 from diag.pipeline.inspect_report import Overview
 
 NAME = "inspect"
-HELP = "Show what an engine really holds: kernels, types, what of a plan was built. Reads calibration caches."
+HELP = (
+    "Show what an engine really holds: kernels, types, what of a plan was built. Reads calibration caches, "
+    "and Q/DQ models of other tools: with --out as plan, table and FP32 model."
+)
 EXAMPLE = "Example: trtdiag inspect model.engine --model model.onnx --plan plan.yaml --strict --out inspected"
 
 _SHOWN_LAYERS = 3
@@ -24,7 +28,9 @@ _SHOWN_LAYERS = 3
 def run(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="Engine, inspector JSON, verbose log, or calibration cache."),
+        typer.Argument(
+            metavar="FILE", help="Engine, inspector JSON, verbose log, calibration cache, or Q/DQ ONNX model."
+        ),
     ],
     model: Annotated[
         str | None, typer.Option("--model", metavar="MODEL", help="The FP32 ONNX model it was made from.")
@@ -37,7 +43,11 @@ def run(
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="DIR", help="Folder for report.json and report.html."),
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Folder for report.json and report.html; of a Q/DQ model also plan, table and FP32 model.",
+        ),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 when a request was not honoured, or on any warning.")
@@ -66,8 +76,10 @@ def run(
 def _lines(inspection: Inspection, out: str | None) -> Iterator[str]:
     report = inspection.report
     yield report.verdict
-    if inspection.overview is not None:
-        rows = list(_rows(inspection.overview, inspection))
+    rows = [] if inspection.overview is None else list(_rows(inspection.overview, inspection))
+    if inspection.qdq is not None:
+        rows = list(inspection.qdq.rows)
+    if rows:
         width = max(len(name) for name, _ in rows)
         yield from (f"{name:<{width}}  {value}" for name, value in rows)
     for finding in report.findings:
@@ -78,7 +90,8 @@ def _lines(inspection: Inspection, out: str | None) -> Iterator[str]:
     if report.gate is not None:
         yield "strict: passed" if report.gate.passed else "strict: failed"
     if out is not None:
-        yield "Files: " + "  ".join(f"{out.rstrip('/')}/{name}" for name in REPORT_FILES)
+        files = (*REPORT_FILES, *(QDQ_FILES if inspection.qdq is not None else ()))
+        yield "Files: " + "  ".join(f"{out.rstrip('/')}/{name}" for name in files)
 
 
 def _rows(counted: Overview, inspection: Inspection) -> Iterator[tuple[str, str]]:

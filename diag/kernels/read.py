@@ -13,11 +13,13 @@ from diag.kernels.inspector import kernels_from_json, times_from_json
 from diag.kernels.kernel import Kernel
 from diag.kernels.verbose_log import kernels_from_log
 
-Source = Literal["engine", "inspector", "log", "cache", "unknown"]
+Source = Literal["engine", "inspector", "log", "cache", "onnx", "unknown"]
 
 INSPECTOR_SUFFIX = ".inspector.json"
 LOG_SUFFIX = ".build.log"
 """A build leaves `<engine>.build.log` beside the engine, and `<engine>.inspector.json` where a GPU was."""
+
+_ONNX_HEAD = b"\x08"  # protobuf's key of ir_version, the first field that exporters write
 
 _HEAD_BYTES = 4096
 _LOG_LINE = re.compile(rb"^(?:\[[-/:\d]+\] )?\[(?:VERBOSE|INFO|WARNING|ERROR|[VIWE])\] |^&&&& RUNNING", re.M)
@@ -33,6 +35,8 @@ def detect_source(path: str | Path) -> Source:
     head = _head(file)
     if head[1:4] == _ENGINE_MAGIC:
         return "engine"
+    if head[:1] == _ONNX_HEAD:
+        return "onnx"
     if head.startswith(b"TRT-") and b"alibration" in head.split(b"\n", 1)[0]:
         return "cache"
     if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
@@ -81,6 +85,8 @@ def read_kernels(path: str | Path) -> tuple[Kernel, ...]:
         return _kernels_beside(file)
     if source == "cache":
         raise DataError(f"file {str(file)!r} is a calibration cache: it lists no kernels")
+    if source == "onnx":
+        raise DataError(f"file {str(file)!r} is an ONNX model: it lists no kernels")
     raise DataError(
         f"file {str(file)!r} is neither an engine, an inspector's JSON nor a build log",
         "Give what IEngineInspector or trtexec --exportLayerInfo wrote, or a VERBOSE build log.",

@@ -1,4 +1,4 @@
-"""Reads an engine, an inspector's JSON, a build log or a calibration cache: `trtdiag inspect`."""
+"""Reads an engine, an inspector's JSON, a build log, a cache or a Q/DQ model: `trtdiag inspect`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from diag.pipeline.audit_findings import (
     strict_gate,
 )
 from diag.pipeline.inspect_cache import cache_verdict, inspect_cache
+from diag.pipeline.inspect_qdq import QdqInspection, inspect_qdq
 from diag.pipeline.prepare import Planned, choose_plan, plan_on
 from diag.plan.schema import Plan, plan_sha256
 from diag.progress import Progress
@@ -65,6 +66,7 @@ class Inspection:
     overview: parts.Overview | None = None
     cache: ScaleCache | None = None
     notes: tuple[str, ...] = ()
+    qdq: QdqInspection | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ def inspect(settings: InspectSettings, progress: Progress) -> Inspection:
     against = _against(settings)
     if source == "cache":
         inspection = _inspect_cache(settings, against)
+    elif source == "onnx":
+        inspection = _inspect_model(settings, progress)
     else:
         inspection = _inspect_engine(settings, against, progress)
     report = inspection.report
@@ -99,8 +103,10 @@ def inspect(settings: InspectSettings, progress: Progress) -> Inspection:
     if settings.strict:
         report.gate = strict_gate(report.findings)
     if out is not None:
+        more = inspection.qdq.write(out) if inspection.qdq is not None else {}
         write_texts(
             {
+                **more,
                 out / "report.html": render_html(report),
                 out / "report.json": checked_text(report, repr(str(out / "report.json"))),
             }
@@ -119,6 +125,14 @@ def _against(settings: InspectSettings) -> _Against:
         return _Against(load_model(settings.model), None, None)
     planned = plan_on(settings.model, plan)
     return _Against(planned.model, planned, plan)
+
+
+def _inspect_model(settings: InspectSettings, progress: Progress) -> Inspection:
+    if settings.model is not None or settings.plan is not None or settings.format is not None:
+        raise UsageError("an ONNX model is read as it is", "Leave out --model, --plan and --format.")
+    progress.start(f"reading {Path(settings.file).name}", None)
+    found = inspect_qdq(settings.file, settings.command)
+    return Inspection(found.report, qdq=found)
 
 
 def _inspect_engine(settings: InspectSettings, against: _Against, progress: Progress) -> Inspection:
@@ -194,11 +208,8 @@ def _known(kernels: tuple[Kernel, ...], stamp: Stamp | None, model: Model | None
 def _inspect_cache(settings: InspectSettings, against: _Against) -> Inspection:
     cache, findings = inspect_cache(settings.file, against.model)
     model = against.model
-    info = ModelInfo(path=settings.file, sha256="", opset=0, node_count=0)
-    if model is not None:
-        info = ModelInfo(
-            path=model.path, sha256=model.sha256, opset=model.opset, node_count=len(model.layers)
-        )
+    nothing = ModelInfo(path=settings.file, sha256="", opset=0, node_count=0)
+    info = nothing if model is None else parts.model_info_of(model)
     run = parts.run_info(None, settings.file, settings.command)
     run.engine = f"calibration cache of TensorRT {cache.version} ({cache.algorithm})"
     verdict = cache_verdict(cache, findings)

@@ -192,10 +192,14 @@ def plan_info(subject: Subject) -> PlanInfo | None:
 
 def model_info(subject: Subject) -> ModelInfo:
     """The model; without one, the inspected file stands for it, with what its stamp knows."""
-    model = subject.model
-    if model is None:
+    if subject.model is None:
         sha256 = subject.stamp.identity.model_sha256 if subject.stamp else ""
         return ModelInfo(path=subject.file, sha256=sha256, opset=0, node_count=0)
+    return model_info_of(subject.model)
+
+
+def model_info_of(model: Model) -> ModelInfo:
+    """The report's entry on a model."""
     return ModelInfo(path=model.path, sha256=model.sha256, opset=model.opset, node_count=len(model.layers))
 
 

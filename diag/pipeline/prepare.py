@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from diag.calibration.cache_table import read_calibration
@@ -69,11 +69,13 @@ class Planned:
             **self._compensation(table),
         )
 
-    def _compensation(self, table: CalibrationTable | None) -> dict[str, dict[str, NDArray[np.float32]]]:
-        """What compensation found beside the ranges; it holds for the ranges that it was found with."""
-        found = table.compensation if table is not None else None
-        if table is None or found is None or self.method not in (None, table.method):
+    def _compensation(self, table: CalibrationTable | None) -> dict[str, dict[str, NDArray[Any]]]:
+        """What belongs to the ranges beside them: found by compensation, or imported with them."""
+        if table is None or self.method not in (None, table.method):
             return {}
+        found = table.compensation
+        if found is None:
+            return {"weight_ratios": table.imported_ratios()}
         formats = self.resolved.formats
         others = {f for f in formats.values() if FORMATS[f].quantized} - {found.format}
         return {

@@ -68,8 +68,8 @@ def float_layers(model: Model, tensors: Mapping[str, TensorInfo] | None = None) 
     If, Loop and Scan, whose bodies are not rewritten, and quantizers that the model brings. `tensors` is
     `diag.model.shapes.infer(model)`, done here when it is not given.
     """
-    floats = _float_tensors(model, infer(model) if tensors is None else tensors)
-    index = _index_layers(model, floats)
+    floats = float_tensors(model, infer(model) if tensors is None else tensors)
+    index = index_layers(model, floats)
     found = [layer for layer in model.layers if layer.id not in index and _lowerable(model, layer, floats)]
     operand = [layer for layer in found if layer.op_type in OPERAND_OPS and not layer.domain]
     weighted = [layer for layer in operand if _constant_operand(model, layer)]
@@ -97,7 +97,7 @@ def _weights_on_the_right(model: Model, layer: Layer) -> bool:
     return layer.op_type in BLOCK_OPS and layer.inputs[1] not in model.value_dependent
 
 
-def _float_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> frozenset[str]:
+def float_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> frozenset[str]:
     """Names of floating-point tensors; where inference is silent, float in means float out."""
     floats = {name for name, info in tensors.items() if info.is_float}
     silent = {name for name, info in tensors.items() if info.elem_type == TensorProto.UNDEFINED}
@@ -108,7 +108,7 @@ def _float_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> frozenset
     return frozenset(floats)
 
 
-def _index_layers(model: Model, floats: frozenset[str]) -> frozenset[str]:
+def index_layers(model: Model, floats: frozenset[str]) -> frozenset[str]:
     """Layers that compute nothing but shapes, indices and counts, though from the inputs' values.
 
     Followed backwards from the operands that need exact integers: through integer layers, through a Cast

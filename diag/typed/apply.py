@@ -19,7 +19,7 @@ from diag.typed.blocks import BLOCK_FORMATS, WEIGHT, BlockLayers, block_layers
 from diag.typed.operands import Operand, brings_quantizers, operand_notes, quantized_operands
 from diag.typed.passes.correct_bias import correct_bias
 from diag.typed.passes.insert_blocks import insert_blocks
-from diag.typed.passes.insert_qdq import Scales, insert_qdq
+from diag.typed.passes.insert_qdq import Ratios, Scales, insert_qdq
 from diag.typed.passes.lift_constants import lift_constants
 from diag.typed.passes.lower_floats import OutOfRange, lower_floats
 from diag.typed.passes.raise_opset import owners, raise_opset
@@ -81,7 +81,7 @@ def apply_formats(
     scales: Scales | None = None,
     out_of_range: OutOfRange = "clamp",
     block_size: int | None = None,
-    weight_ratios: Mapping[str, NDArray[np.float32]] | None = None,
+    weight_ratios: Ratios | None = None,
     corrections: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> TypedModel:
     """Rewrite `model` so that each layer computes in its format; `formats` holds every layer id.

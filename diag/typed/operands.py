@@ -22,7 +22,8 @@ LINEAR_OPS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 
 _MATRIX_OPS = frozenset({"MatMul", "Gemm"})
 _FOLDABLE = frozenset({"Identity", "Transpose", "Reshape", "Cast"})
-_REARRANGES = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+REARRANGES = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+"""Operators that hand values on unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def weight_axis(layer: Layer, index: int, rank: int) -> int:
 def _comes_quantized(model: Model, name: str) -> bool:
     """Whether the tensor is a DequantizeLinear's, handed on unchanged."""
     producer = model.producers.get(name)
-    while producer is not None and producer.op_type in _REARRANGES and not producer.domain:
+    while producer is not None and producer.op_type in REARRANGES and not producer.domain:
         producer = model.producers.get(producer.inputs[0])
     return producer is not None and producer.op_type == "DequantizeLinear"
 

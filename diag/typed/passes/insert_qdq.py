@@ -22,6 +22,9 @@ from diag.typed.surgeon import NAMESPACE, Surgery
 Scales = Mapping[str, Mapping[str, float]]
 """Step of each activation: by format (a tensor may be read in two), then by tensor name."""
 
+Ratios = Mapping[str, NDArray[np.floating[Any]]]
+"""Weight to what the min-max steps of its channels are multiplied by."""
+
 
 def insert_qdq(
     surgery: Surgery,
@@ -29,7 +32,7 @@ def insert_qdq(
     formats: Mapping[str, str],
     bases: Mapping[str, str],
     scales: Scales,
-    weight_ratios: Mapping[str, NDArray[np.float32]],
+    weight_ratios: Ratios,
 ) -> None:
     """Put a quantizer on each operand.
 
@@ -57,7 +60,7 @@ class _Inserter:
         self,
         surgery: Surgery,
         scales: Scales,
-        weight_ratios: Mapping[str, NDArray[np.float32]],
+        weight_ratios: Ratios,
     ) -> None:
         self._surgery = surgery
         self._scales = scales
@@ -124,7 +127,11 @@ class _Inserter:
 
 
 def weight_scale(
-    values: NDArray[np.float32], axis: int, fmt: str, base: str, ratio: NDArray[np.float32] | float = 1.0
+    values: NDArray[np.float32],
+    axis: int,
+    fmt: str,
+    base: str,
+    ratio: NDArray[np.floating[Any]] | float = 1.0,
 ) -> NDArray[np.float32]:
     """One min-max scale for each channel, times `ratio`, as it is after storing it in the base format."""
     others = tuple(i for i in range(values.ndim) if i != axis)

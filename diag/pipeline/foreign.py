@@ -1,0 +1,190 @@
+"""What a Q/DQ model of another tool says, as a plan, a table of scales and the float model underneath."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diag.calibration.cache_table import imported_table
+from diag.calibration.table import CalibrationTable
+from diag.model import shapes
+from diag.model.graph import Layer, Model
+from diag.model.load import load_model
+from diag.model.save import save_model
+from diag.numerics.formats import FORMATS, symmetric_scale
+from diag.plan.layers import FloatLayers, float_layers
+from diag.plan.schema import Plan, pin_for, plan_for_format
+from diag.typed.apply import operands_of
+from diag.typed.brought import Quantizer, quantizer_of
+from diag.typed.operands import LINEAR_OPS, Operand
+from diag.typed.strip import Stripped, strip_quantizers
+from diag.typed.types import complete
+
+_SAID = frozenset({"int8", "fp8"})
+"""Formats that a plan says as Q/DQ models do: both operands quantized."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A Q/DQ model taken apart."""
+
+    model: Model
+    """As it was given."""
+    stripped: Stripped
+    below: Model
+    """The float model."""
+    formats: Mapping[str, str]
+    """Quantized format of each layer that a plan can quantize as the model does."""
+    plan: Plan
+    ranges: Mapping[str, float]
+    """Range of each quantized activation, by its name in the float model."""
+    weight_ratios: Mapping[str, NDArray[np.float64]]
+    """Steps of the channels of each weight over min-max, where they differ."""
+    unsaid: tuple[str, ...]
+    """What a plan and a table cannot say, in sentences; without any, they give the same model again."""
+
+    def write(self, fp32: Path) -> CalibrationTable:
+        """Write the float model to `fp32`; the table that belongs to the file."""
+        save_model(self.stripped.proto, self.stripped.weights, fp32)
+        source = f"quantizers of {Path(self.model.path).name}"
+        table = imported_table(self.ranges, load_model(fp32), source, self.model.sha256)
+        texts = {name: " ".join(map(repr, ratios.tolist())) for name, ratios in self.weight_ratios.items()}
+        return table.model_copy(update={"imported_weights": texts})
+
+
+def take_apart(model: Model, quantizers: Sequence[Quantizer]) -> Foreign:
+    """Turn the quantizers of `model` into a plan and ranges. Raises ModelError when that cannot be."""
+    stripped = strip_quantizers(model, quantizers)
+    below = Model(model.path, stripped.proto, stripped.weights, "")
+    types = complete(shapes.infer(below), below)
+    floats = float_layers(below, types)
+    reading = _Reading(model, {q.output: q for q in quantizers})
+    for layer in (name for name in floats.ids if name in model.layer_by_id):
+        reading.take(model.layer_by_id[layer], below.layer_by_id[layer])
+    reading.note_outputs()
+    weights = [o for o in operands_of(below, reading.formats, types) if o.weight is not None]
+    ratios = {o.tensor: r for o in weights if (r := reading.weight_ratio(o)) is not None}
+    plan = _plan(reading.formats, floats)
+    return Foreign(model, stripped, below, reading.formats, plan, reading.ranges, ratios, reading.unsaid())
+
+
+def _plan(formats: Mapping[str, str], floats: FloatLayers) -> Plan:
+    """The most common format as default; everything else by name."""
+    linear = Counter(formats.get(layer, "fp32") for layer in floats.ids if layer in floats.operand)
+    default = linear.most_common(1)[0][0] if linear else "fp32"
+    pins = []
+    for layer in floats.ids:
+        given = default if layer in floats.operand else "fp32"
+        if formats.get(layer, "fp32") != given:
+            pins.append(pin_for(layer, formats.get(layer, "fp32")).model_copy(update={"alone": True}))
+    return plan_for_format(default).model_copy(update={"pins": tuple(pins)})
+
+
+@dataclass
+class _Reading:
+    """Layers, ranges and weights, as far as a plan and a table can say what the quantizers do."""
+
+    model: Model
+    by_output: Mapping[str, Quantizer]
+    formats: dict[str, str] = field(default_factory=dict)
+    ranges: dict[str, float] = field(default_factory=dict)
+    trouble: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Names of layers and tensors by what a plan cannot say of them."""
+
+    def take(self, layer: Layer, below: Layer) -> None:
+        """Take in one layer; `below` is the same in the float model."""
+        operands = list(self._operands(layer))
+        found = {index: quantizer_of(self.model, self.by_output, layer.inputs[index]) for index in operands}
+        formats = {q.format if q is not None else None for q in found.values()}
+        if formats == {None} or not formats:
+            if any(found.values()):
+                self._cannot("are quantized in a type that no plan has, and keep their values", layer.id)
+            return
+        fmt = formats.pop()
+        if formats or fmt not in _SAID:
+            self._cannot("have only some of their inputs quantized, or in types that no plan has", layer.id)
+            return
+        self.formats[layer.id] = str(fmt)
+        for index, quantizer in found.items():
+            assert quantizer is not None
+            if quantizer.kind == "activation":
+                self._take_range(below.inputs[index], quantizer, str(fmt))
+
+    def _operands(self, layer: Layer) -> Iterator[int]:
+        """Inputs that a quantized layer has a quantizer on."""
+        if layer.op_type in LINEAR_OPS:
+            yield from range(2)
+            return
+        for index, name in enumerate(layer.inputs):
+            if name in self.model.value_dependent:
+                yield index
+
+    def _take_range(self, tensor: str, quantizer: Quantizer, fmt: str) -> None:
+        scale, zero_point = quantizer.scale, quantizer.zero_point
+        assert scale is not None and zero_point is not None
+        limit = float(scale.max()) * FORMATS[fmt].max
+        if scale.size > 1:
+            self._cannot("are quantized by channel; the table takes the widest", tensor)
+        steps = _steps(quantizer)
+        if steps is not None and steps != FORMATS["int8"].max:
+            self._cannot("are not symmetric; the table takes the symmetric range that covers them", tensor)
+            limit = float(scale.max()) * steps
+        known = self.ranges.setdefault(tensor, limit)
+        if known != limit:
+            self._cannot("are read with two scales; the table takes the wider", tensor)
+            self.ranges[tensor] = max(known, limit)
+
+    def note_outputs(self) -> None:
+        """Quantizers whose values leave the model, where no layer reads them."""
+        for name in self.model.outputs:
+            if name in self.by_output:
+                self._cannot("are quantized as they leave the model", name)
+
+    def weight_ratio(self, operand: Operand) -> NDArray[np.float64] | None:
+        """Steps of a weight's channels over min-max; None when they are min-max."""
+        layer = self.model.layer_by_id[operand.layer]
+        quantizer = self.by_output.get(layer.inputs[operand.input])
+        if quantizer is None or quantizer.scale is None or operand.weight is None:
+            return None
+        axis, rank = operand.channel_axis or 0, operand.weight.ndim
+        if not quantizer.symmetric or quantizer.block_size or not _along(quantizer, axis, rank):
+            self._cannot("have weights that are not quantized symmetrically by output channel", layer.id)
+            return None
+        others = tuple(i for i in range(rank) if i != axis)
+        absmax = np.abs(operand.weight.astype(np.float64)).max(axis=others)
+        steps = np.broadcast_to(quantizer.scale.reshape(-1).astype(np.float64), absmax.shape)
+        fmt = FORMATS[self.formats[layer.id]]
+        if np.array_equal(symmetric_scale(absmax, fmt)[absmax > 0], steps[absmax > 0]):
+            return None
+        ratio: NDArray[np.float64] = np.divide(
+            steps * fmt.max, absmax, where=absmax > 0, out=np.ones_like(absmax)
+        )
+        return ratio
+
+    def _cannot(self, what: str, name: str) -> None:
+        self.trouble.setdefault(what, {})[name] = None
+
+    def unsaid(self) -> tuple[str, ...]:
+        """Sentences on what a plan cannot say."""
+        return tuple(
+            f"{len(names)} {what}, first {next(iter(names))}" for what, names in self.trouble.items()
+        )
+
+
+def _along(quantizer: Quantizer, axis: int, rank: int) -> bool:
+    return quantizer.per_tensor or quantizer.axis % rank == axis
+
+
+def _steps(quantizer: Quantizer) -> float | None:
+    """Steps from zero to the farther end of an integer quantizer; 127 where it is INT8 with zero point 0."""
+    limits = {"INT8": (-128, 127), "UINT8": (0, 255)}.get(quantizer.code_name)
+    if limits is None or quantizer.zero_point is None:
+        return None
+    zero = float(quantizer.zero_point.reshape(-1)[0])
+    low, high = limits[0] - zero, limits[1] - zero
+    return 127.0 if (low, high) == (-128, 127) else max(-low, high)
