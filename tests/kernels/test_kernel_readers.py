@@ -182,7 +182,7 @@ def test_missing_file(tmp_path: Path) -> None:
         (b"[11/30/2026-18:13:09] [I] === Model Options ===", "log"),
         (b"&&&& RUNNING TensorRT.trtexec", "log"),
         (b"my build\nLayers:\nName: a", "log"),
-        (b"\x08\x08\x12\x07pytorch", "unknown"),
+        (b"\x08\x08\x12\x07pytorch", "onnx"),
     ],
 )
 def test_kinds_of_files_are_told_by_content(head: bytes, source: str, tmp_path: Path) -> None:
