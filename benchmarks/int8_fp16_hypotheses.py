@@ -27,7 +27,6 @@ from diag.engines.onnxruntime import Session
 from diag.feeds import open_feeds
 from diag.model.graph import Model
 from diag.pipeline.prepare import Planned, plan_on, read_scales
-from diag.typed.apply import operands_of
 from diag.typed.passes.insert_qdq import storable, weight_scale
 
 Products = Mapping[str, NDArray[np.float32]]
@@ -39,7 +38,7 @@ FP16_MAX, FP16_NORMAL = np.float32(65504), np.float32(2.0**-14)
 def products(planned: Planned, scales: Mapping[str, float]) -> Products:
     """Products of scales as stored in FP16, in FP32."""
     found: dict[str, NDArray[np.float32]] = {}
-    for operand in operands_of(planned.model, planned.resolved.formats, planned.types):
+    for operand in planned.operands:
         if operand.weight is None:
             scale = storable(np.asarray(scales[operand.tensor], np.float32), "fp16")
         else:

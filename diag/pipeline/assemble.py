@@ -22,6 +22,7 @@ from diag.pipeline import findings as findings_of
 from diag.pipeline.layers import birth_infos, layer_infos, output_infos
 from diag.pipeline.prepare import Planned
 from diag.pipeline.settings import CompareSettings, compare_rules, good_from_db
+from diag.pipeline.structure import structure_findings
 from diag.plan.schema import plan_sha256
 from diag.report.schema import (
     GroupInfo,
@@ -93,7 +94,7 @@ def assemble(job: Job, comparison: Comparison, watches: tuple[Watch, ...]) -> Re
         outputs=output_infos(model, comparison),
         layers=layers,
         births=births,
-        findings=findings_of.find(evidence, reference),
+        findings=[*findings_of.find(evidence, reference), *structure_findings(planned, job.typed)],
     )
     report.verdict = verdict(report, good_from_db(job.settings.fail_under))
     if job.settings.fail_under:

@@ -15,7 +15,6 @@ from diag.numerics.formats import FORMATS
 from diag.pipeline.prepare import Planned
 from diag.report.schema import Check, Finding, GateResult, Mend, PinInfo
 from diag.roles import norm_parts
-from diag.typed.apply import operands_of
 from diag.typed.operands import brings_quantizers
 
 FINDING_KINDS: Mapping[Kind, str] = {
@@ -78,7 +77,7 @@ def request_for_plan(planned: Planned, formats: Mapping[str, str], log: Path | N
 def applicable_formats(planned: Planned) -> dict[str, str]:
     """Format of each layer as the rewrite would apply it, which needs no scales to be known."""
     model, formats = planned.model, planned.resolved.formats
-    quantized = {operand.layer for operand in operands_of(model, formats, planned.types)}
+    quantized = {operand.layer for operand in planned.operands}
     quantized |= {layer.id for layer in model.layers if brings_quantizers(model, layer)}
     return {
         layer: planned.plan.base if FORMATS[fmt].quantized and layer not in quantized else fmt

@@ -21,6 +21,7 @@ from diag.model.save import save_model
 from diag.pipeline.build_settings import BuildSettings
 from diag.pipeline.prepare import Planned, calibrate, read_scales
 from diag.pipeline.profiles import Profile
+from diag.pipeline.structure import structure_findings
 from diag.plan.schema import plan_sha256
 from diag.progress import Progress
 
@@ -67,10 +68,11 @@ def write_source(job: Job, path: Path, scratch: Path, progress: Progress) -> Sou
 def _typed_source(job: Job, planned: Planned, path: Path, progress: Progress) -> Source:
     table, table_path = _scales(job, planned, progress)
     typed = planned.apply(table)
-    save_model(typed.proto, typed.weights, path)
+    save_model(typed.for_engines, typed.weights, path)
     table_sha256 = sha256_of(table_path) if table_path else ""
     identity = Identity(job.model.sha256, plan_sha256(planned.plan), table_sha256)
-    return Source(identity, typed.formats, notes=typed.notes, table=table_path)
+    notes = (*typed.notes, *(finding.title for finding in structure_findings(planned, typed)))
+    return Source(identity, typed.formats, notes=notes, table=table_path)
 
 
 def _scales(job: Job, planned: Planned, progress: Progress) -> tuple[CalibrationTable | None, Path | None]:

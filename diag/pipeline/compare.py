@@ -62,7 +62,7 @@ def compare(settings: CompareSettings, progress: Progress, extra_findings: Seque
     progress.start("rewriting the model", None)
     typed = planned.apply(table)
     if settings.save_typed:
-        save_model(typed.proto, typed.weights, out / "typed.onnx")
+        save_model(typed.for_engines, typed.weights, out / "typed.onnx")
     job = Job(settings, planned, feeds, typed, trust, table, calibration, clock)
     comparison, watches = _compare_layers(job, progress)
     report = assemble(job, comparison, watches)

@@ -139,7 +139,7 @@ def _opened(subject: Subject, settings: EngineSettings, progress: Progress) -> _
         if stamp.identity.table_sha256 != settings.table_sha256:
             progress.note(f"{path.name} was built with the scales of another table than this comparison's")
         return _Engine(path, stamp, read_kernels(path), path.with_name(path.name + LOG_SUFFIX))
-    save_model(subject.typed.proto, subject.typed.weights, subject.out / TYPED_FILE)
+    save_model(subject.typed.for_engines, subject.typed.weights, subject.out / TYPED_FILE)
     progress.start(f"building with {settings.engine}", None)
     return _built(subject, settings, identity, ENGINE_FILE)
 

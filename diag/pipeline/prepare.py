@@ -23,6 +23,7 @@ from diag.plan.schema import Plan, plan_for_format, read_plan
 from diag.progress import Progress
 from diag.roles import Role, find_roles, norm_parts
 from diag.typed.apply import TypedModel, apply_formats, operands_of
+from diag.typed.operands import Operand
 from diag.typed.types import complete
 
 _WITHOUT_TABLE = frozenset({"int4", "mxfp8"})
@@ -52,8 +53,17 @@ class Planned:
     @property
     def activations(self) -> tuple[str, ...]:
         """Tensors that need a scale, in graph order."""
-        operands = operands_of(self.model, self.resolved.formats, self.types)
-        return tuple(dict.fromkeys(o.tensor for o in operands if o.weight is None))
+        return tuple(dict.fromkeys(o.tensor for o in self.operands if o.weight is None))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Operands that get a quantizer, in graph order."""
+        return operands_of(self.model, self.resolved.formats, self.types, self.fused)
+
+    @property
+    def fused(self) -> bool:
+        """Whether quantizers are placed where engines fuse them."""
+        return self.plan.placement == "fused"
 
     def apply(self, table: CalibrationTable | None) -> TypedModel:
         """The plan applied, with the scales of `table`."""
@@ -66,6 +76,7 @@ class Planned:
             scales=scales,
             out_of_range=self.plan.constants.out_of_range,
             block_size=self.plan.quantizer.block_size,
+            fused=self.fused,
             **self._compensation(table),
         )
 
@@ -143,7 +154,7 @@ def read_scales(planned: Planned, table_path: str | None) -> CalibrationTable | 
         raise TableError(
             f"calibration {table_path!r} lacks {len(missing)} of {len(needed)} tensors, or gives them no "
             f"finite scale, first {missing[0]!r}",
-            "Calibrate again with this release and this plan.",
+            "Calibrate again with the plan: trtdiag calibrate MODEL --plan PLAN --data DATA --out TABLE.",
         )
     table.scales("int8", planned.method)  # a method that the table lacks is refused before the work begins
     return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnx import TensorProto
@@ -25,6 +25,7 @@ from diag.model.graph import Model
 from diag.model.load import load_model
 from diag.model.save import save_model
 from diag.pipeline.prepare import choose_plan, plan_on, read_scales
+from diag.pipeline.structure import structure_findings
 from diag.plan.schema import read_plan
 from diag.progress import Progress
 from diag.typed.apply import TypedModel, operands_of
@@ -146,8 +147,7 @@ def _to_measure(settings: CalibrateSettings) -> tuple[Model, tuple[Operand, ...]
         formats = {layer.id: "int8" for layer in model.layers if layer.op_type in LINEAR_OPS}
         return model, operands_of(model, formats, shapes.infer(model)), "minmax"
     planned = plan_on(settings.model, read_plan(settings.plan))
-    operands = operands_of(planned.model, planned.resolved.formats, planned.types)
-    return planned.model, operands, planned.method or "minmax"
+    return planned.model, planned.operands, planned.method or "minmax"
 
 
 def _key(job: _Job) -> str:
@@ -163,5 +163,7 @@ def convert_model(
     planned = plan_on(model_path, choose_plan(plan_path, fmt))
     table = read_scales(planned, calibration)
     typed = planned.apply(table)
-    save_model(typed.proto, typed.weights, output_file(out))
+    found = structure_findings(planned, typed)
+    typed = replace(typed, notes=(*typed.notes, *(finding.title for finding in found)))
+    save_model(typed.for_engines, typed.weights, output_file(out))
     return typed

@@ -11,6 +11,7 @@ from diag.model.graph import Model, TensorInfo
 from diag.plan.groups import Group, find_groups
 from diag.plan.layers import FloatLayers, float_layers
 from diag.plan.match import Targets
+from diag.plan.residual import residual_adds
 from diag.plan.schema import BLOCK_FORMATS, OPERAND_FORMATS, QUANTIZED_FORMATS, Pin, Plan
 
 UNTOUCHED = "fp32"
@@ -79,6 +80,8 @@ class Resolver:
             for layer in (*move.matched, *move.spread):
                 formats[layer], owner[layer] = move.pin.format, move.index
         _refuse_contradictions(plan, self.groups)
+        if plan.placement == "fused":
+            formats |= residual_adds(self.targets.model, formats, self.floats.ids, owner)
         pins = tuple(_resolved_pin(move, owner, formats) for move in moves)
         return Resolved(formats, pins, _moved_groups(plan, self.groups, owner, formats))
 

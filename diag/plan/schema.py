@@ -30,6 +30,7 @@ from diag.plan.sentences import RefusedError, Trouble, say
 SCHEMA = "trtdiag.plan/1"
 
 FloatFormat = Literal["fp32", "fp16", "bf16"]
+Placement = Literal["inputs", "fused"]
 Format = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "mxfp8", "nvfp4"]
 
 BLOCK_FORMATS = frozenset({"int4", "mxfp8", "nvfp4"})
@@ -156,15 +157,11 @@ class Plan(_Part):
     pins: tuple[Pin, ...] = ()
     quantizer: Quantizer = Quantizer()
     constants: Constants = Constants()
-    placement: Literal["inputs"] = "inputs"
-    """Q/DQ before each input of a quantized layer."""
-
-    @field_validator("placement", mode="before")
-    @classmethod
-    def _placement(cls, value: object) -> object:
-        if value == "fused":
-            raise RefusedError("placement 'fused' is not available yet", "Use inputs.")
-        return value
+    placement: Placement = "inputs"
+    """Where Q/DQ stand. `inputs`: before each input of a quantized layer. `fused`: behind the operators that
+    TensorRT fuses in front of it; residual Adds between quantized layers and the inputs of a Concat are
+    quantized alike.
+    """
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -16,12 +17,14 @@ from diag.model.graph import FLOAT_TYPES, Layer, Model, TensorInfo
 from diag.model.load import OPSETS
 from diag.numerics.formats import FORMATS
 from diag.typed.blocks import BLOCK_FORMATS, WEIGHT, BlockLayers, block_layers
+from diag.typed.fused import Scales, common_scales, without_fused
 from diag.typed.operands import Operand, brings_quantizers, operand_notes, quantized_operands
 from diag.typed.passes.correct_bias import correct_bias
 from diag.typed.passes.insert_blocks import insert_blocks
-from diag.typed.passes.insert_qdq import Ratios, Scales, insert_qdq
+from diag.typed.passes.insert_qdq import Ratios, insert_qdq
 from diag.typed.passes.lift_constants import lift_constants
 from diag.typed.passes.lower_floats import OutOfRange, lower_floats
+from diag.typed.passes.move_quantizers import move_quantizers
 from diag.typed.passes.raise_opset import owners, raise_opset
 from diag.typed.schemas import first_opset, op_types
 from diag.typed.surgeon import FORMAT_KEY, Surgery
@@ -44,27 +47,45 @@ _BLOCK_OPSET = {"int4": 21, "mxfp8": 19, "nvfp4": 23}
 
 @dataclass(frozen=True)
 class TypedModel:
-    """The model after the plan was applied: what every engine runs."""
+    """The model after the plan was applied."""
 
     proto: ModelProto
     weights: Mapping[str, NDArray[np.generic]]
     formats: Mapping[str, str]
     """Format of each layer as built (a layer whose operator has no such format stays FP32)."""
     notes: tuple[str, ...]
+    fused: bool = False
+    """Whether engines get the quantizers where they fuse them; `proto` has them at the layers that read them,
+    where their error belongs to the layer."""
+
+    @cached_property
+    def for_engines(self) -> ModelProto:
+        """What every engine runs, and what is written to a file: the numbers are those of `proto`."""
+        if not self.fused:
+            return self.proto
+        moved = move_quantizers(self.proto)
+        check(moved)
+        return moved
 
 
 def operands_of(
-    model: Model, formats: Mapping[str, str], types: Mapping[str, TensorInfo]
+    model: Model, formats: Mapping[str, str], types: Mapping[str, TensorInfo], fused: bool = False
 ) -> tuple[Operand, ...]:
     """Operands that will carry a quantizer under `formats`; the activations among them need scales.
 
     Weights in blocks, and what is quantized with scales found while the engine runs, are not among them.
+    `fused`: as the plan's placement of that name has it.
     """
     known = complete(types, model)
-    return (
-        *quantized_operands(model, _quantized(formats), known),
-        *block_layers(model, formats, known).operands(),
-    )
+    return (*_plain_operands(model, formats, known, fused), *block_layers(model, formats, known).operands())
+
+
+def _plain_operands(
+    model: Model, formats: Mapping[str, str], types: Mapping[str, TensorInfo], fused: bool
+) -> tuple[Operand, ...]:
+    quantized = _quantized(formats)
+    found = quantized_operands(model, quantized, types)
+    return without_fused(model, found, quantized) if fused else found
 
 
 def _quantized(formats: Mapping[str, str]) -> dict[str, str]:
@@ -83,17 +104,20 @@ def apply_formats(
     block_size: int | None = None,
     weight_ratios: Ratios | None = None,
     corrections: Mapping[str, NDArray[np.float32]] | None = None,
+    fused: bool = False,
 ) -> TypedModel:
     """Rewrite `model` so that each layer computes in its format; `formats` holds every layer id.
 
     `scales` gives the step of each quantized activation, by format and tensor; `block_size` is that of INT4
     (see `block_layers`); `weight_ratios` a weight's factors, one for each channel, by which its steps are
-    smaller than min-max; `corrections` what is added to a layer's output (see `correct_bias`). Raises
-    PlanError for blocks that do not fit, TableError for a missing scale, ModelError when the result does not
-    pass ONNX's checker.
+    smaller than min-max; `corrections` what is added to a layer's output (see `correct_bias`); `fused` asks
+    for the placement of that name.
+
+    Raises PlanError for blocks that do not fit, TableError for a missing scale, ModelError when the result
+    does not pass ONNX's checker.
     """
     types = complete(shapes.infer(model), model)
-    operands = quantized_operands(model, _quantized(formats), types)
+    operands = _plain_operands(model, formats, types, fused)
     blocks = block_layers(model, formats, types, block_size)
     floats, notes = _float_formats(model, formats, base, types)
     notes += [*operand_notes(model, _quantized(formats), types), *blocks.notes]
@@ -108,6 +132,8 @@ def apply_formats(
     of_nodes = {name: floats[x.id] for name, x in owners(raised.proto, model).items() if x.id in floats}
     lower_floats(surgery, raised, of_nodes, types, keep, out_of_range)
     quantized = {o.layer: formats[o.layer] for o in operands}
+    if fused:
+        scales = common_scales(model, [(o, formats[o.layer]) for o in operands], scales or {})
     insert_qdq(surgery, operands, quantized, floats, scales or {}, weight_ratios or {})
     insert_blocks(surgery, blocks.layers, floats, (scales or {}).get("nvfp4", {}))
     quantized |= {x.layer: x.format for x in blocks.layers}
@@ -119,7 +145,7 @@ def apply_formats(
     quantized |= {x: fmt for x, fmt in formats.items() if x in brought and FORMATS[fmt].quantized}
     chosen = {**floats, **quantized, **tf32}
     built = {x.id: chosen.get(x.id) or own_format(x, types) for x in model.layers}
-    return TypedModel(result, surgery.weights, built, tuple(notes))
+    return TypedModel(result, surgery.weights, built, tuple(notes), fused)
 
 
 def _raised(model: Model, opset: int) -> Model:

@@ -176,7 +176,7 @@ REFUSED = [
         HEAD + "constants: {out_of_range: nan}\n",
         "the plan, line 3: constants.out_of_range cannot be 'nan'. Choices: clamp, inf.",
     ),
-    (HEAD + "placement: fused\n", "the plan, line 3: placement 'fused' is not available yet. Use inputs."),
+    (HEAD + "placement: fuse\n", "the plan, line 3: placement cannot be 'fuse'. Did you mean 'fused'?"),
     (HEAD + "default: fp16\n", "the plan, line 3: key 'default' is given twice. Keep one of the two."),
     (
         HEAD + "pins:\n- {role: norm,\n   role: ffn, format: fp16}\n",

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from diag.errors import TableError
 from diag.numerics.formats import FORMATS, quantize, symmetric_scale
+from diag.typed.fused import Scales
 from diag.typed.operands import Operand
 from diag.typed.surgeon import NAMESPACE, Surgery
-
-Scales = Mapping[str, Mapping[str, float]]
-"""Step of each activation: by format (a tensor may be read in two), then by tensor name."""
 
 Ratios = Mapping[str, NDArray[np.floating[Any]]]
 """Weight to what the min-max steps of its channels are multiplied by."""
