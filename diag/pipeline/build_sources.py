@@ -21,7 +21,7 @@ from diag.model.save import save_model
 from diag.pipeline.build_settings import BuildSettings
 from diag.pipeline.prepare import Planned, calibrate, read_scales
 from diag.pipeline.profiles import Profile
-from diag.pipeline.structure import structure_findings
+from diag.pipeline.structure import structure_notes
 from diag.plan.schema import plan_sha256
 from diag.progress import Progress
 
@@ -71,7 +71,7 @@ def _typed_source(job: Job, planned: Planned, path: Path, progress: Progress) ->
     save_model(typed.for_engines, typed.weights, path)
     table_sha256 = sha256_of(table_path) if table_path else ""
     identity = Identity(job.model.sha256, plan_sha256(planned.plan), table_sha256)
-    notes = (*typed.notes, *(finding.title for finding in structure_findings(planned, typed)))
+    notes = (*typed.notes, *structure_notes(planned, typed))
     return Source(identity, typed.formats, notes=notes, table=table_path)
 
 

@@ -17,7 +17,12 @@ from diag.typed.bias_range import INT32_MAX, bias_ratios
 
 def structure_findings(planned: Planned, typed: TypedModel) -> list[Finding]:
     """Findings on a plan as applied, errors first."""
-    return [*_biases(typed), *_attention(planned, typed), *_skips(planned)]
+    return [*_biases(typed), *_attention(planned, typed)]
+
+
+def structure_notes(planned: Planned, typed: TypedModel) -> tuple[str, ...]:
+    """The same as sentences for whoever builds from the plan, and what costs only time besides."""
+    return (*(finding.title for finding in structure_findings(planned, typed)), *_skips(planned))
 
 
 def _biases(typed: TypedModel) -> Iterator[Finding]:
@@ -80,22 +85,16 @@ def attention_pairs(planned: Planned) -> Iterator[tuple[str, str]]:
                 waiting.extend(source.reads)
 
 
-def _skips(planned: Planned) -> Iterator[Finding]:
+def _skips(planned: Planned) -> Iterator[str]:
     """Residual Adds whose skip an engine keeps in float besides the quantized copy."""
     if planned.fused:
         return
     pinned = {layer for pin in planned.resolved.pins for layer in pin.layers}
     adds = list(residual_adds(planned.model, planned.resolved.formats, planned.resolver.floats.ids, pinned))
     if adds:
-        yield Finding(
-            id="one-sided-residual",
-            kind="qdq-structure",
-            severity="note",
-            layers=adds,
-            title=f"{len(adds)} residual Add(s) between quantized layers read their skip in float: "
-            f"{adds[0]}{_more(adds)}",
-            evidence={"adds": len(adds)},
-            mend=Mend(text="`placement: fused` in the plan quantizes the skip, so that it is kept once."),
+        yield (
+            f"{len(adds)} residual Add(s) of quantized layers read their skip in float, first {adds[0]}: "
+            "`placement: fused` in the plan quantizes it"
         )
 
 

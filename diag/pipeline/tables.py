@@ -25,7 +25,7 @@ from diag.model.graph import Model
 from diag.model.load import load_model
 from diag.model.save import save_model
 from diag.pipeline.prepare import choose_plan, plan_on, read_scales
-from diag.pipeline.structure import structure_findings
+from diag.pipeline.structure import structure_notes
 from diag.plan.schema import read_plan
 from diag.progress import Progress
 from diag.typed.apply import TypedModel, operands_of
@@ -163,7 +163,6 @@ def convert_model(
     planned = plan_on(model_path, choose_plan(plan_path, fmt))
     table = read_scales(planned, calibration)
     typed = planned.apply(table)
-    found = structure_findings(planned, typed)
-    typed = replace(typed, notes=(*typed.notes, *(finding.title for finding in found)))
+    typed = replace(typed, notes=(*typed.notes, *structure_notes(planned, typed)))
     save_model(typed.for_engines, typed.weights, output_file(out))
     return typed
