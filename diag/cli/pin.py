@@ -8,10 +8,28 @@ import typer
 
 from diag.cli import options
 from diag.cli.console import Output, with_bar
-from diag.cli.search_options import Budget, Holdout, Target, settings_of
+from diag.cli.search_options import (
+    Budget,
+    Confirm,
+    Holdout,
+    Jobs,
+    MaxPins,
+    MaxPrice,
+    Metric,
+    PinOptions,
+    Prices,
+    Ranking,
+    Ray,
+    SearchOptions,
+    Target,
+    settings_of,
+)
 from diag.pipeline.search import PinResult, pin_layers
+from diag.pipeline.search_settings import RANKING_FILE
 from diag.pipeline.trials import Metrics
 from diag.search.target import Target as SearchTarget
+
+_SHOWN = 12
 
 NAME = "pin"
 HELP = "Find the smallest set of layers to keep in higher precision so that a target holds, and prove it."
@@ -29,56 +47,74 @@ def run(
     holdout: Holdout = None,
     limit: options.Limit = None,
     budget: Budget = None,
+    metric: Metric = None,
+    ranking: Ranking = None,
+    max_pins: MaxPins = None,
+    max_price: MaxPrice = None,
+    prices: Prices = None,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    confirm: Confirm = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    settings = settings_of(model, data, out, target or [], plan, format_, calibration, holdout, limit, budget)
+    base = (model, data, out, target or [], plan, format_, calibration, holdout, limit, budget)
+    pin = PinOptions(max_pins, max_price, tuple(prices or ()), ranking, confirm)
+    settings = settings_of(SearchOptions(*base, metric, jobs, ray), pin)
     result = with_bar(quiet or as_json, lambda progress: pin_layers(settings, progress))
-    wanted = SearchTarget(settings.target)
-    met = result.search.outcome != "impossible" and wanted.met(result.held_out)
-    Output(as_json, quiet).result(_body(result, met), lambda: _text(result, wanted, met, out))
-    return 0 if met else 1
+    Output(as_json, quiet).result(_body(result), lambda: _text(result, SearchTarget(settings.target), out))
+    return 0 if result.met else 1
 
 
-def _body(result: PinResult, met: bool) -> dict[str, object]:
+def _body(result: PinResult) -> dict[str, object]:
+    info = result.report.search if result.report is not None else None
     return {
         "outcome": result.search.outcome,
-        "met_on_held_out": met,
+        "verdict": result.verdict,
+        "met_on_held_out": result.met,
+        "met_on_engine": result.on_engine,
         "pins": result.search.pins,
+        "idle": sorted(result.search.idle),
         "format": result.format,
         "minimal": result.search.minimal,
+        "proof": result.proof,
         "unstable": result.unstable,
+        "points": [point.model_dump() for point in info.points] if info is not None else [],
         "trials": result.trials,
         "forward_equivalents": result.forward_equivalents,
     }
 
 
-def _text(result: PinResult, target: SearchTarget, met: bool, out: str) -> str:
-    lines = [_headline(result, target, met), f"held out: {_numbers(result.held_out)}"]
+def _text(result: PinResult, target: SearchTarget, out: str) -> str:
+    lines = [result.verdict, f"held out: {_numbers(result.held_out)}"]
+    if result.proof:
+        lines.append(result.proof)
+    lines += _pins(result)
+    for name, metrics in result.rivals.items():
+        word = "meets" if target.met(metrics) else "misses"
+        lines.append(f"rival, everything in {name}: {word}; {_numbers(metrics)}")
+    if result.on_engine is not None:
+        lines.append(f"the engine {'holds' if result.on_engine else 'MISSES'} the target")
+    work = f"{result.trials} trials, {result.forward_equivalents:.0f} forward passes"
+    return "\n".join([*lines, f"{work}; files in {out}"])
+
+
+def _pins(result: PinResult) -> list[str]:
+    """A line for each of the first pins: what it does alone, and what is to be said of it."""
+    if result.search.outcome == "not-needed" or result.report is None:
+        return []
     effects = {effect.candidate.id: effect for effect in result.ranking.effects}
-    for pin in result.search.pins[:12] if result.search.outcome == "found" else []:
+    total, lines = result.ranking.total or 1.0, []
+    for pin in result.search.pins[:_SHOWN]:
         effect = effects[pin]
-        total = result.ranking.total or 1.0
-        mark = "  (unstable between halves of the data)" if pin in result.unstable else ""
+        mark = f"  (unstable: {result.unstable[pin]})" if pin in result.unstable else ""
+        mark += "  (lowered it buys no time)" if pin in result.search.idle else ""
         lines.append(
             f"  {pin}: alone it makes {effect.lowered_mean / total:.0%} of the damage, "
             f"raised alone it removes {effect.raised_mean / total:.0%}{mark}"
         )
-    for name, metrics in result.rivals.items():
-        word = "meets" if target.met(metrics) else "misses"
-        lines.append(f"rival, everything in {name}: {word}; {_numbers(metrics)}")
-    lines.append(f"{result.trials} trials, {result.forward_equivalents:.0f} forward passes; files in {out}")
-    return "\n".join(lines)
-
-
-def _headline(result: PinResult, target: SearchTarget, met: bool) -> str:
-    search = result.search
-    if search.outcome == "not-needed":
-        return f"{target} holds without any pin"
-    if search.outcome == "impossible" or not met:
-        return f"{target} cannot be met, even with every candidate raised"
-    proof = "1-minimal (proven on the data it was chosen on)" if search.minimal else "not proven minimal"
-    return f"{target} holds with {len(search.pins)} pin(s) in {result.format}: {proof}"
+    more = len(result.search.pins) - _SHOWN
+    return [*lines, f"  and {more} more, in {RANKING_FILE} and the plan"] if more > 0 else lines
 
 
 def _numbers(metrics: Metrics) -> str:

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from diag.cli import options
 from diag.cli.console import Output, with_bar
-from diag.cli.search_options import Budget, Holdout, Target, settings_of
-from diag.pipeline.search import RANKING_FILE, rank_layers
+from diag.cli.search_options import Budget, Holdout, Jobs, Metric, Ray, SearchOptions, Target, settings_of
+from diag.pipeline.search import rank_layers
+from diag.pipeline.search_settings import RANKING_FILE
 from diag.search.rank import Ranking
 
 NAME = "rank"
@@ -34,12 +35,15 @@ def run(
     holdout: Holdout = None,
     limit: options.Limit = None,
     budget: Budget = None,
+    metric: Metric = None,
+    jobs: Jobs = 1,
+    ray: Ray = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    settings = settings_of(
-        model, data, out, target or ["sqnr_db>=30"], plan, format_, calibration, holdout, limit, budget
-    )
+    wanted = target or ["sqnr_db>=30"]
+    base = (model, data, out, wanted, plan, format_, calibration, holdout, limit, budget)
+    settings = settings_of(SearchOptions(*base, metric, jobs, ray))
     ranking = with_bar(quiet or as_json, lambda progress: rank_layers(settings, progress))
     body = {
         "ranking": f"{out}/{RANKING_FILE}",

@@ -6,13 +6,15 @@ import math
 import re
 import shlex
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from diag.errors import UsageError
 from diag.gate.threshold import parse_threshold
-from diag.pipeline.search import SearchSettings
+from diag.pipeline.build_settings import ENGINES
+from diag.pipeline.search_settings import Ceiling, SearchSettings
 
 Target = Annotated[
     list[str] | None,
@@ -28,35 +30,124 @@ Budget = Annotated[
     str | None, typer.Option("--budget", metavar="TIME", help="Time for the ranking, e.g. 90s, 5m, 1h.")
 ]
 
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="FILE.py:FUNCTION",
+        help="Your own metric, function(outputs, labels) -> number for each batch, named by --target. Labels "
+        "are the arrays of a batch that are no inputs. Runs the file.",
+    ),
+]
+Ranking = Annotated[
+    str | None,
+    typer.Option("--ranking", metavar="FILE", help="A ranking.json to use, edited if you like."),
+]
+MaxPins = Annotated[int | None, typer.Option("--max-pins", metavar="N", help="Pin so many at most.")]
+MaxPrice = Annotated[
+    str | None,
+    typer.Option("--max-price", metavar="TIME", help="Time that pins may add: 0.2ms, or 10% of the plan's."),
+]
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prices",
+        metavar="REPORT",
+        help="Report with kernel times (inspect --times); one for each format that was timed. Repeatable. "
+        "Without: an estimate.",
+    ),
+]
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", help="Processes that measure.")]
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="Ray cluster that measures (host:port, auto, or local)."),
+]
+Confirm = Annotated[
+    str | None,
+    typer.Option(
+        "--confirm",
+        metavar="ENGINE",
+        help="Build the final plan with tensorrt or tensorrt-rtx, and judge that.",
+    ),
+]
+
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def settings_of(
-    model: str,
-    data: str,
-    out: str,
-    target: list[str],
-    plan: str | None,
-    fmt: str | None,
-    calibration: str | None,
-    holdout: str | None,
-    limit: int | None,
-    budget: str | None,
-) -> SearchSettings:
-    """The options as settings. Raises UsageError for a malformed target or budget."""
+@dataclass(frozen=True)
+class PinOptions:
+    """Options that only `pin` takes, as they were typed."""
+
+    max_pins: int | None = None
+    max_price: str | None = None
+    prices: tuple[str, ...] = ()
+    ranking: str | None = None
+    confirm: str | None = None
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of both commands, as they were typed."""
+
+    model: str
+    data: str
+    out: str
+    target: list[str]
+    plan: str | None
+    format: str | None
+    calibration: str | None
+    holdout: str | None
+    limit: int | None
+    budget: str | None
+    metric: str | None
+    jobs: int
+    ray: str | None
+
+
+def settings_of(typed: SearchOptions, pin: PinOptions | None = None) -> SearchSettings:
+    """The options as settings. Raises UsageError for a malformed target, budget, price or count."""
+    pin = pin or PinOptions()
+    own = (typed.metric.rpartition(":")[2],) if typed.metric else ()
+    if typed.jobs < 1:
+        raise UsageError(f"{typed.jobs} jobs measure nothing", "Give 1 or more.")
     return SearchSettings(
-        model=model,
-        data=data,
-        out=out,
-        target=tuple(parse_threshold(text) for text in target),
-        plan=plan,
-        format=fmt,
-        calibration=calibration,
-        holdout=holdout,
-        limit=limit,
-        budget_s=_seconds(budget),
+        model=typed.model,
+        data=typed.data,
+        out=typed.out,
+        target=tuple(parse_threshold(text, own) for text in typed.target),
+        plan=typed.plan,
+        format=typed.format,
+        calibration=typed.calibration,
+        holdout=typed.holdout,
+        limit=typed.limit,
+        budget_s=_seconds(typed.budget),
         command=shlex.join(["trtdiag", *sys.argv[1:]]),
+        metric=typed.metric,
+        ceiling=_ceiling(pin.max_pins, pin.max_price),
+        prices=pin.prices,
+        ranking=pin.ranking,
+        jobs=typed.jobs,
+        ray=typed.ray,
+        confirm=_engine(pin.confirm),
     )
+
+
+def _ceiling(pins: int | None, price: str | None) -> Ceiling:
+    if pins is not None and pins < 0:
+        raise UsageError(f"a ceiling of {pins} pins means nothing", "Give 0 or more.")
+    if price is None:
+        return Ceiling(pins)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|%)", price.strip())
+    if found is None:
+        raise UsageError(f"{price!r} is no price", "Write 0.2ms, or 10%.")
+    value = float(found[1])
+    return Ceiling(pins, price_ms=value) if found[2] == "ms" else Ceiling(pins, price_share=value / 100)
+
+
+def _engine(name: str | None) -> str | None:
+    if name not in (None, *ENGINES):
+        raise UsageError(f"there is no engine {name!r} to confirm on", f"Choose {' or '.join(ENGINES)}.")
+    return name
 
 
 def _seconds(text: str | None) -> float:

@@ -22,13 +22,15 @@ from diag.model.graph import TensorInfo
 _BITS_16 = np.dtype("V2")  # how .npy files hold bfloat16
 
 
-def checked(raw: RawBatch, inputs: Mapping[str, TensorInfo], finite: bool = True) -> Batch:
+def checked(
+    raw: RawBatch, inputs: Mapping[str, TensorInfo], finite: bool = True, labelled: bool = False
+) -> Batch:
     """The batch with the model's own types, in the order of `inputs`.
 
-    Raises DataError naming the file, the input and the place when it does not fit; with `finite`, also when
-    it holds NaN or infinity.
+    `labelled` allows arrays that are no inputs, and leaves them out. Raises DataError naming the file, the
+    input and the place when it does not fit; with `finite`, also when it holds NaN or infinity.
     """
-    _check_names(raw, inputs)
+    _check_names(raw, inputs, labelled)
     batch: Batch = {}
     sizes: dict[str, tuple[int, str]] = {}
     for name, info in inputs.items():
@@ -42,7 +44,7 @@ def checked(raw: RawBatch, inputs: Mapping[str, TensorInfo], finite: bool = True
     return batch
 
 
-def _check_names(raw: RawBatch, inputs: Mapping[str, TensorInfo]) -> None:
+def _check_names(raw: RawBatch, inputs: Mapping[str, TensorInfo], labelled: bool) -> None:
     held = list(raw.values)
     missing = [name for name in inputs if name not in raw.values]
     extra = [name for name in held if name not in inputs]
@@ -55,7 +57,7 @@ def _check_names(raw: RawBatch, inputs: Mapping[str, TensorInfo]) -> None:
         else:
             hint = f"It holds {_listed(held)}; the model's inputs are {_listed(inputs)}."
         raise DataError(f"{raw.origin} lacks the model's input {missing[0]!r}", hint)
-    if extra:
+    if extra and not labelled:
         raise DataError(
             f"{raw.origin} holds {extra[0]!r}, which is no input of the model",
             f"The model's inputs are {_listed(inputs)}; leave out the rest.",

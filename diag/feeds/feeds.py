@@ -7,13 +7,15 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from diag.errors import DataError, UsageError
 from diag.feeds.archives import Archives
 from diag.feeds.check import checked
 from diag.feeds.noise import parse_noise
 from diag.feeds.saved_json import SavedJson
 from diag.feeds.script import Script
-from diag.feeds.source import Batch, Source, natural_key, unreadable
+from diag.feeds.source import Batch, RawBatch, Source, natural_key, unreadable
 from diag.model.graph import TensorInfo
 
 _KINDS = "DATA is an .npz file or a folder of them, saved inputs (.json), a script (.py) or random:SEED."
@@ -32,8 +34,10 @@ class Feeds:
         inputs: Mapping[str, TensorInfo],
         limit: int | None = None,
         finite: bool = True,
+        labelled: bool = False,
     ) -> None:
-        """`limit`: take only the first so many batches; `finite`: refuse NaN and infinity.
+        """`limit`: take only the first so many batches; `finite`: refuse NaN and infinity; `labelled`: allow
+        arrays that are no inputs.
 
         Use `open_feeds` to make one from a path.
         """
@@ -41,6 +45,7 @@ class Feeds:
         self._inputs = inputs
         self._limit = limit
         self._finite = finite
+        self._labelled = labelled
 
     def __iter__(self) -> Iterator[Batch]:
         for _, batch in self.with_origins():
@@ -49,7 +54,16 @@ class Feeds:
     def with_origins(self) -> Iterator[tuple[str, Batch]]:
         """Every batch, and where it comes from, as an error names it."""
         for raw in islice(self._source.batches(), self._limit):
-            yield raw.origin, checked(raw, self._inputs, self._finite)
+            yield raw.origin, self._checked(raw)
+
+    def with_labels(self) -> Iterator[tuple[Batch, Batch]]:
+        """Every batch, and the arrays beside it that are no inputs of the model (labels)."""
+        for raw in islice(self._source.batches(), self._limit):
+            labels = {name: np.asarray(v) for name, v in raw.values.items() if name not in self._inputs}
+            yield self._checked(raw), labels
+
+    def _checked(self, raw: RawBatch) -> Batch:
+        return checked(raw, self._inputs, self._finite, self._labelled)
 
     def __len__(self) -> int:
         return self._source.count(self._limit)
@@ -94,19 +108,24 @@ class Feeds:
 
 
 def open_feeds(
-    spec: str, inputs: Mapping[str, TensorInfo], limit: int | None = None, finite: bool = True
+    spec: str,
+    inputs: Mapping[str, TensorInfo],
+    limit: int | None = None,
+    finite: bool = True,
+    labelled: bool = False,
 ) -> Feeds:
     """Open the data that `spec` names and check the first batch against the model's `inputs`.
 
     `spec` is an .npz file or a folder of them (natural order), Polygraphy's JSON of saved inputs (file or
     folder), a Python file with `load_data()` (or `FILE.py:FUNCTION`), or `random:SEED[:OPTIONS]`.
-    `limit` takes the first so many batches; with `finite` false, NaN and infinity may be among the values.
+    `limit` takes the first so many batches; with `finite` false, NaN and infinity may be among the values;
+    `labelled` allows arrays beside the inputs (labels).
 
     Raises DataError when the data are missing, unreadable or do not fit; UsageError on a limit below 1.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"a limit of {limit} batches leaves nothing to run", "Give 1 or more.")
-    feeds = Feeds(_source(spec, inputs), inputs, limit, finite)
+    feeds = Feeds(_source(spec, inputs), inputs, limit, finite, labelled)
     feeds.shapes()
     return feeds
 

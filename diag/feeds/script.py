@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -16,6 +12,7 @@ import numpy as np
 
 from diag.errors import DataError
 from diag.feeds.source import Array, RawBatch, counted, hash_batch
+from diag.feeds.user_code import blamed, load_function
 
 
 class Script:
@@ -44,12 +41,12 @@ class Script:
         return len(self._seen[:limit])
 
     def batches(self) -> Iterator[RawBatch]:
-        with self._blamed():
+        with blamed(self.file):
             produced = iter(self._load())
         index = 0
         while True:
             origin = f"{str(self.file)!r} batch {index}"
-            with self._blamed():
+            with blamed(self.file):
                 batch = next(produced, None)
             if batch is None:
                 self._seen_all = True
@@ -81,43 +78,8 @@ class Script:
 
     @cached_property
     def _load(self) -> Callable[[], Iterator[object]]:
-        spec = importlib.util.spec_from_file_location(f"trtdiag_data_{self.file.stem}", self.file)
-        if spec is None or spec.loader is None:
-            raise DataError(f"{str(self.file)!r} is not a Python file", "Its name must end in .py.")
-        module = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(self.file.resolve().parent))  # as Python does for a script that it runs
-        try:
-            with self._blamed():
-                spec.loader.exec_module(module)
-        finally:
-            sys.path.pop(0)
-        function = getattr(module, self.function, None)
-        if not callable(function):
-            raise DataError(
-                f"{str(self.file)!r} defines no function {self.function}()",
-                "Write one that yields a dict of input name to array for each batch.",
-            )
-        return function  # type: ignore[no-any-return]
-
-    @contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """Turn whatever the user's code raises into a DataError that names its line."""
-        try:
-            yield
-        except DataError:
-            raise
-        except (Exception, SystemExit) as error:
-            line = _line_in(self.file, error)
-            place = f"{str(self.file)!r}, line {line}" if line else repr(str(self.file))
-            raise DataError(f"{place}: {type(error).__name__}: {error}", "Correct the script.") from error
-
-
-def _line_in(file: Path, error: BaseException) -> int:
-    """Line of `file` nearest to where `error` was raised, 0 when it was raised elsewhere."""
-    if isinstance(error, SyntaxError) and error.filename == str(file):
-        return error.lineno or 0
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((f.lineno or 0 for f in reversed(frames) if f.filename == str(file)), 0)
+        hint = "Write one that yields a dict of input name to array for each batch."
+        return load_function(self.file, self.function, hint)
 
 
 def _arrays(batch: object, origin: str) -> dict[str, Array]:

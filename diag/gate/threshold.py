@@ -49,12 +49,13 @@ class Threshold:
     @property
     def by_magnitude(self) -> bool:
         """A signed metric that is best at zero: -5 must not pass `mean_error<=0.01`."""
-        return METRICS[self.metric].better == "zero"
+        return self.metric in METRICS and METRICS[self.metric].better == "zero"
 
     @property
     def rewards_damage(self) -> bool:
         """True for `sqnr_db<30` and the like: it holds when the result is bad. Worth a warning."""
-        wrong = {"higher": "<", "lower": ">", "zero": ">"}.get(METRICS[self.metric].better)
+        better = METRICS[self.metric].better if self.metric in METRICS else "none"
+        wrong = {"higher": "<", "lower": ">", "zero": ">"}.get(better)
         return wrong is not None and self.op.startswith(wrong)
 
     def holds(self, value: float | None) -> bool:
@@ -64,8 +65,8 @@ class Threshold:
         return _OPERATORS[self.op](abs(value) if self.by_magnitude else value, self.bound)
 
 
-def parse_threshold(text: str) -> Threshold:
-    """Read one threshold.
+def parse_threshold(text: str, own: Collection[str] = ()) -> Threshold:
+    """Read one threshold; `own` are names of metrics that the user computes.
 
     Raises UsageError for another grammar, an unknown metric, or a bound that is no number.
     """
@@ -73,7 +74,7 @@ def parse_threshold(text: str) -> Threshold:
     if match is None:
         raise UsageError(f"threshold {text!r} is not understood", _EXAMPLE)
     metric = match["metric"]
-    if metric not in METRICS:
+    if metric not in METRICS and metric not in own:
         raise UsageError(f"threshold {text!r} names no metric: {metric!r}", _near(metric, METRICS, "Metrics"))
     output = match["output"]
     return Threshold(

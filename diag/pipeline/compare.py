@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,28 +34,27 @@ from diag.plan.schema import pin_for, plan_sha256, plan_to_yaml
 from diag.progress import Progress
 from diag.render.html import render_html
 from diag.report.io import checked_text
-from diag.report.schema import (
-    Finding,
-    Report,
-)
+from diag.report.schema import Finding, Report
 
 STATE_FILE = ".compare.state.npz"
 MEND_FILE = "mend.yaml"
 ENGINES = ("emulate", "tensorrt", "tensorrt-rtx")
 
 
-def compare(settings: CompareSettings, progress: Progress, extra_findings: Sequence[Finding] = ()) -> Report:
+def compare(
+    settings: CompareSettings, progress: Progress, amend: Callable[[Report], None] | None = None
+) -> Report:
     """Run the comparison and write report.json, report.html and plan.yaml into `settings.out`.
 
-    Where findings ask for pins, mend.yaml is the plan with these pins added. `extra_findings` are what a
-    search found before; they come first.
+    Where findings ask for pins, mend.yaml is the plan with these pins added. `amend` adds to the report what
+    a search found, before it is written.
     """
     clock = Clock(datetime.datetime.now(datetime.UTC), time.monotonic())
     refuse_engine(settings.engine.engine)
     out = output_folder(settings.out)
     planned = plan_on(settings.model, choose_plan(settings.plan, settings.format))
     refuse_settings(planned, settings)
-    feeds = open_feeds(settings.data, planned.model.inputs, settings.limit)
+    feeds = open_feeds(settings.data, planned.model.inputs, settings.limit, labelled=settings.labelled)
     progress.start("examining the FP32 reference", None)
     trust = examine(planned.model, feeds.first(), planned.types)
     table, calibration = calibrate(planned, feeds, settings.calibration, progress)
@@ -66,9 +65,10 @@ def compare(settings: CompareSettings, progress: Progress, extra_findings: Seque
     job = Job(settings, planned, feeds, typed, trust, table, calibration, clock)
     comparison, watches = _compare_layers(job, progress)
     report = assemble(job, comparison, watches)
-    report.findings = [*extra_findings, *report.findings]
     if settings.engine.engine != "emulate":
         _add_engine(report, job, out, progress)
+    if amend is not None:
+        amend(report)
     _write(report, job, out)
     return report
 

@@ -50,6 +50,8 @@ class CompareSettings:
     slice_mb: int = 256
     resume: bool = True
     save_typed: bool = False
+    labelled: bool = False
+    """Whether the data may hold arrays that are no inputs of the model."""
     command: str = "trtdiag compare"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from diag.compare.record import Array, Record
 from diag.engines.emulation import emulate
@@ -12,7 +12,11 @@ from diag.engines.switchable import Switchable, Trace
 from diag.model.graph import Model
 from diag.numerics.measured import TensorKind
 from diag.pipeline.trials import Metrics, TrialStore
+from diag.pipeline.user_metric import MetricMean, UserMetric
 from diag.search.target import Target
+
+OWN = "(own metric)"
+"""Stands in the place of an output's name for the user's own metric."""
 
 
 class Variants:
@@ -28,15 +32,44 @@ class Variants:
         batches: Sequence[Mapping[str, Array]],
         kinds: Mapping[str, TensorKind],
         store: TrialStore | None = None,
+        metric: UserMetric | None = None,
+        labels: Sequence[Mapping[str, Array]] = (),
     ) -> None:
+        """`metric` is computed beside the outputs' own metrics, with the `labels` of each batch."""
         self._switchable = switchable
-        self._batches = batches
+        self._batches = list(batches)
         self._kinds = kinds
         self._store = store
+        self._metric = metric
+        self._labels = labels
         self._traced: tuple[int, Trace, Trace] | None = None
         self._references: dict[int, Mapping[str, Array]] = {}
         self.trials = 0
         """Variants measured by this object (those found in the store not counted)."""
+
+    @property
+    def has_own_metric(self) -> bool:
+        """Whether batches need labels."""
+        return self._metric is not None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each input in the first batch."""
+        return {name: tuple(array.shape) for name, array in self._batches[0].items()}
+
+    def add(self, batch: Mapping[str, Array]) -> int:
+        """Take in one more batch; its number."""
+        self._batches.append(batch)
+        return len(self._batches) - 1
+
+    def known(self, low: frozenset[str], batches: Sequence[int]) -> bool:
+        """Whether this trial was made before."""
+        return self._store is not None and self._store.find(low, tuple(batches)) is not None
+
+    def keep(self, low: frozenset[str], batches: Sequence[int], metrics: Metrics) -> None:
+        """Take in a trial that was made elsewhere."""
+        self.trials += 1
+        if self._store:
+            self._store.keep(low, tuple(batches), metrics)
 
     @property
     def forward_equivalents(self) -> float:
@@ -49,13 +82,7 @@ class Variants:
         known = self._store.find(low, numbers) if self._store else None
         if known is not None:
             return known
-        records = self._records()
-        for number in numbers:
-            reference = self._reference(number)
-            outputs = self._outputs(low, number, alone=len(numbers) == 1)
-            for name, record in records.items():
-                record.update(number, reference[name], outputs[name])
-        found = {name: record.metrics() for name, record in records.items()}
+        found = self._measured(numbers, lambda number: self._outputs(low, number, alone=len(numbers) == 1))
         self.trials += 1
         if self._store:
             self._store.keep(low, numbers, found)
@@ -67,16 +94,24 @@ class Variants:
         session = Session(
             with_outputs(emulation.proto, list(self._switchable.output_names)), emulation.weights
         )
-        records = self._records()
+        return self._measured(batches, lambda number: session.run(self._batches[number]))
+
+    def reference_metrics(self, batches: Sequence[int]) -> Metrics:
+        """Metrics of the reference against itself: what no plan can pass."""
+        return self._measured(batches, self._reference)
+
+    def _measured(self, batches: Sequence[int], run: Callable[[int], Mapping[str, Array]]) -> Metrics:
+        names = self._switchable.output_names
+        records = {name: Record.of(self._kinds.get(name, TensorKind())) for name in names}
+        own = MetricMean(self._metric) if self._metric else None
         for number in batches:
-            reference, outputs = self._reference(number), session.run(self._batches[number])
+            reference, outputs = self._reference(number), run(number)
             for name, record in records.items():
                 record.update(number, reference[name], outputs[name])
-        return {name: record.metrics() for name, record in records.items()}
-
-    def _records(self) -> dict[str, Record]:
-        names = self._switchable.output_names
-        return {name: Record.of(self._kinds.get(name, TensorKind())) for name in names}
+            if own is not None:
+                own.update(reference, {name: outputs[name] for name in names}, self._labels[number])
+        found = {name: record.metrics() for name, record in records.items()}
+        return found | ({OWN: own.metrics()} if own else {})
 
     def damage(self, target: Target, low: frozenset[str], batch: int) -> float:
         """Damage of one batch, in units of what the target allows."""

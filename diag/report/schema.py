@@ -195,6 +195,34 @@ class GateResult(Part):
     checks: list[Check] = []
 
 
+class SearchPoint(Part):
+    """One plan in the picture of accuracy against price."""
+
+    label: str
+    kind: Literal["start", "candidate", "chosen", "rival"]
+    pins: int
+    value: Number
+    """The target's first metric, on the batches held out."""
+    price: Number
+    """Time over that of the plan without pins."""
+    met: bool
+
+
+class SearchInfo(Part):
+    """What `pin` weighed before it chose."""
+
+    target: str
+    metric: str
+    bound: Number
+    higher_is_better: bool
+    measured_prices: bool
+    prices: str
+    """Where prices come from, in words."""
+    points: list[SearchPoint] = []
+    proof: str = ""
+    notes: list[str] = []
+
+
 class Report(Part):
     schema_: Literal["trtdiag.report/1"] = Field("trtdiag.report/1", alias="schema")
     model: ModelInfo
@@ -207,6 +235,8 @@ class Report(Part):
     births: list[Birth] = []
     kernels: list[Kernel] = []
     findings: list[Finding] = []
+    search: SearchInfo | None = None
+    """What was weighed; only where `trtdiag pin` wrote the report."""
     drift: Drift | None = None
     """Production against calibration; only where `trtdiag drift` wrote the report."""
     gate: GateResult | None = None

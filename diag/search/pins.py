@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +21,30 @@ class PinSearch:
     """What a search found. `pins` are candidate ids, most effective first."""
 
     outcome: str
-    """`found`, `not-needed` (holds without pins) or `impossible` (misses with every candidate raised)."""
+    """`found`, `not-needed` (holds without pins), `impossible` (misses with every candidate raised) or
+    `ceiling` (misses with all that the ceiling allows)."""
     pins: list[str]
     minimal: bool
     """Proven: taking any single pin away misses the target."""
     tried: dict[frozenset[str], bool] = field(default_factory=dict)
+    used_held_out: bool = False
+    """Whether the batches held out had to help to choose."""
+    idle: frozenset[str] = frozenset()
+    """Those of the pins that the target does not need: lowered they cost accuracy and buy no time."""
 
 
-def find_pins(ranking: Ranking, meets: Meets, prices: Mapping[str, float] | None = None) -> PinSearch:
+def find_pins(
+    ranking: Ranking,
+    meets: Meets,
+    prices: Mapping[str, float] | None = None,
+    pairs: Sequence[frozenset[str]] = (),
+) -> PinSearch:
     """Smallest set of pins that `meets` accepts.
 
-    Both ends are measured first. Then the set that an additive model of the damages proposes (the cheapest by
-    `prices`), or the shortest prefix of the ranking; then every pin is tried without, worst first, until none
-    can be left out. Each set is measured once.
+    Both ends are measured first. Then the sets that an additive model of the damages proposes (the cheapest
+    by `prices`) and the shortest prefixes of the rankings, `pairs` first where causes mask each other; then
+    pins are tried without, many at once and then each, worst first, until none can be left out. Each set is
+    measured once.
     """
     tried: dict[frozenset[str], bool] = {}
 
@@ -46,32 +58,57 @@ def find_pins(ranking: Ranking, meets: Meets, prices: Mapping[str, float] | None
         return PinSearch("not-needed", [], True, tried)
     if not measured(frozenset(order)):
         return PinSearch("impossible", order, False, tried)
-    start = _first_set(ranking, measured, prices)
-    pins = _thinned(start, order, measured)
+    start = _first_set(ranking, measured, prices, pairs)
+    pins = thinned(start, order, measured)
     return PinSearch("found", [i for i in order if i in pins], True, tried)
 
 
-def _first_set(ranking: Ranking, measured: Meets, prices: Mapping[str, float] | None) -> frozenset[str]:
-    """The smallest set that meets the target among those that the orders and the additive model propose.
+def _first_set(
+    ranking: Ranking,
+    measured: Meets,
+    prices: Mapping[str, float] | None,
+    pairs: Sequence[frozenset[str]],
+) -> frozenset[str]:
+    """The cheapest set that meets the target among those that the orders and the additive model propose.
 
     By damage alone, by gain alone and by both: where causes mask each other the orders differ, and none is
-    always right.
+    always right. An order is followed only as far as the best set so far is long.
     """
-    effects = ranking.effects
-    orders = [
-        [e.candidate.id for e in effects],
-        [e.candidate.id for e in sorted(effects, key=lambda e: -e.lowered_mean)],
-        [e.candidate.id for e in sorted(effects, key=lambda e: -e.raised_mean)],
+    best = frozenset(effect.candidate.id for effect in ranking.effects)
+    for order in _orders(ranking.effects, pairs):
+        length = _shortest_prefix(order[: len(best) - 1], measured)
+        if length is not None and length < len(best):
+            best = frozenset(order[:length])
+    proposed = additive_choice(ranking.effects, ranking.total, prices)
+    if proposed and _cost(proposed, prices) < _cost(best, prices) and measured(proposed):
+        best = proposed
+    return best
+
+
+def _cost(ids: frozenset[str], prices: Mapping[str, float] | None) -> float:
+    return sum((prices or {}).get(i, 1.0) for i in ids)
+
+
+def _orders(effects: Sequence[Effect], pairs: Sequence[frozenset[str]]) -> list[list[str]]:
+    """Candidate ids, most damaging first, by three measures; and with each pair's members first."""
+    by = (
+        list(effects),
+        sorted(effects, key=lambda e: -e.lowered_mean),
+        sorted(effects, key=lambda e: -e.raised_mean),
+    )
+    orders = [[e.candidate.id for e in one] for one in by]
+    return orders + [
+        [*(i for i in orders[0] if i in p), *(i for i in orders[0] if i not in p)] for p in pairs
     ]
-    sets = [frozenset(order[: _shortest_prefix(order, measured)]) for order in orders]
-    proposed = additive_choice(effects, ranking.total, prices)
-    if proposed and len(proposed) < min(map(len, sets)) and measured(proposed):
-        sets.append(proposed)
-    return min(sets, key=len)
 
 
-def _shortest_prefix(order: Sequence[str], measured: Meets) -> int:
-    """A prefix length that meets the target while one shorter misses it; doubling, then bisection."""
+def _shortest_prefix(order: Sequence[str], measured: Meets) -> int | None:
+    """A prefix length that meets the target while one shorter misses it; doubling, then bisection.
+
+    None when the whole order misses it.
+    """
+    if not order or not measured(frozenset(order)):
+        return None
     low, high = 0, 1
     while high < len(order) and not measured(frozenset(order[:high])):
         low, high = high, 2 * high
@@ -85,8 +122,19 @@ def _shortest_prefix(order: Sequence[str], measured: Meets) -> int:
     return high
 
 
-def _thinned(pins: frozenset[str], order: Sequence[str], measured: Meets) -> frozenset[str]:
-    """Leave out pins, the least effective first, until every remaining one is needed."""
+def thinned(pins: frozenset[str], order: Sequence[str], measured: Meets) -> frozenset[str]:
+    """Leave out pins, the least effective first: halves, quarters, ... (Zeller's ddmin), then one by one.
+
+    Ends when every single pin is needed.
+    """
+    size = len(pins) // 2
+    while size > 1:
+        ordered = [i for i in reversed(order) if i in pins]
+        for start in range(0, len(ordered), size):
+            chunk = frozenset(ordered[start : start + size])
+            if chunk < pins and measured(pins - chunk):
+                pins = pins - chunk
+        size //= 2
     removed = True
     while removed:
         removed = False
@@ -94,6 +142,19 @@ def _thinned(pins: frozenset[str], order: Sequence[str], measured: Meets) -> fro
             if measured(pins - {pin}):
                 pins, removed = pins - {pin}, True
     return pins
+
+
+def masked_pairs(effects: Sequence[Effect], most: int = 6) -> list[frozenset[str]]:
+    """Pairs worth a trial where the two orders disagree: the worst by damage with the worst by gain.
+
+    Two causes that mask each other look harmless when raised alone, two that hurt only together when lowered
+    alone: in both cases raising the two at once shows them.
+    """
+    half = max(2, math.isqrt(2 * most) + 1)
+    worst = sorted(effects, key=lambda e: -e.lowered_mean)[:half]
+    best = sorted(effects, key=lambda e: -e.raised_mean)[:half]
+    ids = dict.fromkeys([e.candidate.id for pair in zip(worst, best, strict=True) for e in pair])
+    return [frozenset(pair) for pair in itertools.combinations(ids, 2)][:most]
 
 
 def additive_choice(

@@ -66,6 +66,8 @@ class Ranking:
     """False when time or data ran out before the order settled."""
     kendall_tau: float
     """Agreement of the two orders; low: causes mask each other."""
+    totals: list[float] = field(default_factory=list)
+    """Damage with every candidate lowered, by batch."""
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -78,8 +80,11 @@ def rank(
     batches: Collection[int],
     progress: Progress,
     budget_s: float = math.inf,
+    prepare: Callable[[list[frozenset[str]], int], None] | None = None,
 ) -> Ranking:
     """Measure every candidate batch by batch, until the order is settled, the budget or the data are spent.
+
+    `prepare` is told which sets will be measured on a batch, and may have them measured elsewhere.
 
     A batch that was begun is finished for every candidate, so that all means are over the same batches; the
     first batch is always finished.
@@ -90,6 +95,8 @@ def rank(
     previous: list[float] | None = None
     progress.start("measuring each layer alone", len(candidates) * len(batches))
     for batch in batches:
+        if prepare is not None:
+            prepare(_sets(candidates, everything), batch)
         full = damage(everything, batch)
         totals.append(full)
         for effect in effects:
@@ -100,9 +107,19 @@ def rank(
         previous = scores
         if settled or time.monotonic() - began > budget_s:
             break
+    return ranking_of(effects, totals, settled)
+
+
+def ranking_of(effects: Sequence[Effect], totals: Sequence[float], settled: bool) -> Ranking:
+    """The ranking of measured effects, worst first."""
     order = sorted(zip(_scores(effects), effects, strict=True), key=lambda item: -item[0])
     tau = _correlation(kendalltau, [e.lowered_mean for e in effects], [e.raised_mean for e in effects])
-    return Ranking([e for _, e in order], _mean(totals), len(totals), settled, tau)
+    return Ranking([e for _, e in order], _mean(totals), len(totals), settled, tau, list(totals))
+
+
+def _sets(candidates: Sequence[Candidate], everything: frozenset[str]) -> list[frozenset[str]]:
+    """Every set of lowered layers that one batch is measured with."""
+    return [everything, *(s for c in candidates for s in (c.layers, everything - c.layers))]
 
 
 def _measure(effect: Effect, damage: Damage, everything: frozenset[str], full: float, batch: int) -> None:

@@ -39,9 +39,14 @@ class Target:
         """Distance from the reference, in units of what the target allows (1 at the target).
 
         The worst bound decides. Damages of small independent errors add up: SQNR counts as a noise-to-signal
-        ratio, cosine as 1 - cosine, KL as itself; agreement of decisions is judged by KL, which is finer.
+        ratio, cosine as 1 - cosine, KL as itself; agreement of decisions is judged by KL, which is finer. A
+        user's own metric counts by its distance from what the reference gives (`reference` beside it).
         """
         return max((_damage(bound, outputs) for bound in self.bounds), default=0.0)
+
+    def distance(self, outputs: OutputMetrics) -> float:
+        """Like `damage`, but exactly 1 where the target begins to hold, whatever the metric."""
+        return max((_damage(bound, outputs, decisions=True) for bound in self.bounds), default=0.0)
 
     def __str__(self) -> str:
         return ", ".join(str(bound) for bound in self.bounds)
@@ -57,21 +62,32 @@ def _holds(bound: Bound, outputs: OutputMetrics) -> bool:
     return bool(answers) and all(bound.holds(m[bound.metric]) and m.get("nonfinite", 0) == 0 for m in answers)
 
 
-def _damage(bound: Bound, outputs: OutputMetrics) -> float:
-    return max((_one_damage(bound, metrics) for metrics in _answers(bound, outputs)), default=math.inf)
+def _damage(bound: Bound, outputs: OutputMetrics, decisions: bool = False) -> float:
+    return max(
+        (_one_damage(bound, metrics, decisions) for metrics in _answers(bound, outputs)), default=math.inf
+    )
 
 
-def _one_damage(bound: Bound, metrics: Mapping[str, float]) -> float:
+def _one_damage(bound: Bound, metrics: Mapping[str, float], decisions: bool) -> float:
+    if "reference" in metrics:
+        return _relative(metrics["reference"] - metrics[bound.metric], metrics["reference"] - bound.bound)
     if metrics.get("nonfinite", 0) > 0:
         return math.inf
     if bound.metric == "sqnr_db":
         return 10 ** ((bound.bound - metrics["sqnr_db"]) / 10)
     if bound.metric == "cosine":
         return (1 - metrics["cosine"]) / max(1 - bound.bound, 1e-12)
-    if bound.metric == "top1" and "kl" in metrics:
+    if bound.metric == "top1" and "kl" in metrics and not decisions:
         return metrics["kl"]
     if bound.metric == "top1":
         return (1 - metrics["top1"]) / max(1 - bound.bound, 1e-12)
     if bound.metric == "rel_l2":
         return (metrics["rel_l2"] / max(bound.bound, 1e-12)) ** 2
     return abs(metrics[bound.metric]) / max(abs(bound.bound), 1e-12)
+
+
+def _relative(lost: float, allowed: float) -> float:
+    """Share of the allowed loss that is lost; a metric that moved the other way has lost nothing."""
+    if allowed == 0:
+        return 0.0 if lost == 0 else math.inf
+    return max(lost / allowed, 0.0)
