@@ -35,8 +35,8 @@ def judge_start(search: Search) -> None:
     if not found.decides:
         raise NotEnoughEvidenceError(
             f"without pins the damage is {found.mean:.2g} of what {search.target} allows, with a 95 % "
-            f"interval of {found.low:.2g} to {found.high:.2g}: {found.batches} batches cannot tell whether it "
-            "holds",
+            f"interval of {found.low:.2g} to {found.high:.2g}: {found.batches} batches cannot tell "
+            "whether it holds",
             f"About {found.needed} batches would.",
         )
 
