@@ -13,7 +13,7 @@ from diag.pipeline.demo import Demo, run_demo
 from diag.render.text import summary
 
 NAME = "demo"
-HELP = "Find what INT8 does to a real vision transformer on real photos, and try the mend."
+HELP = "Find what INT8 does to a real vision transformer on real photos, and which few layers mend it."
 EXAMPLE = "Example: trtdiag demo --out demo"
 
 
@@ -23,7 +23,7 @@ def run(
     quiet: options.Quiet = False,
 ) -> int:
     demo = with_bar(quiet or as_json, lambda progress: run_demo(out, progress))
-    reports = {"int8": demo.quantized, "mended": demo.mended}
+    reports = {"int8": demo.quantized, "pinned": demo.pinned.report}
     body = {name: report.model_dump(by_alias=True) for name, report in reports.items() if report}
     Output(as_json, quiet).result(body, lambda: _text(demo))
     return 0
@@ -32,6 +32,8 @@ def run(
 def _text(demo: Demo) -> RenderableType:
     pages = [f"{folder}/report.html" for folder in demo.folders]
     parts: list[RenderableType] = [summary(demo.quantized, stdout_console().width, pages[:1])]
-    if demo.mended is not None:
-        parts += ["", f"With the pins it suggests ({pages[1]}):", demo.mended.verdict]
+    found = demo.pinned
+    if found.report is not None:
+        parts += ["", f"Which layers must stay out of INT8 ({pages[1]}):", found.verdict, found.proof]
+        parts += [f"  {pin}" for pin in found.search.pins]
     return Group(*parts)

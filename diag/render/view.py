@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from diag.render.cards import BirthCard, FindingCard, birth_cards, finding_cards
 from diag.render.cells import Fact, Table, count, duration, is_broken, memory, sqnr_of, with_unit
+from diag.render.pareto import Pareto, pareto
 from diag.render.picture import Picture, picture
 from diag.render.tables import (
     checks_table,
@@ -45,6 +46,7 @@ class Page:
     groups: tuple[Group, ...]
     groups_title: str
     outputs: Table
+    pareto: Pareto | None
     picture: Picture | None
     births: tuple[BirthCard, ...]
     findings: tuple[FindingCard, ...]
@@ -69,6 +71,7 @@ def page(report: Report) -> Page:
         groups=groups,
         groups_title=f"{count(len(groups), 'group')} of layers changed precision together",
         outputs=outputs_table(report),
+        pareto=pareto(report.search),
         picture=picture(report),
         births=birth_cards(report),
         findings=finding_cards(report),

@@ -57,4 +57,6 @@ def hostile(sample: Report) -> Report:
     data["plan"]["pins"][0].update(target=HOSTILE, reason=HOSTILE)
     data["plan"]["groups"][0].update(kind=HOSTILE, layers=[HOSTILE])
     data["gate"]["checks"][0]["name"] = HOSTILE
+    data["search"].update(target=HOSTILE, metric=HOSTILE, prices=HOSTILE, proof=HOSTILE, notes=[HOSTILE])
+    data["search"]["points"][0]["label"] = HOSTILE
     return Report.model_validate(data)

@@ -1,0 +1,196 @@
+"""The picture of accuracy against price, as coordinates: every plan that a search weighed, rivals too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diag.numerics.table import METRICS
+from diag.render.cells import Cell, Column, Row, Table
+from diag.report.schema import SearchInfo, SearchPoint
+
+WIDTH, HEIGHT = 1100.0, 360.0
+LEFT, RIGHT = 96.0, WIDTH - 190.0
+TOP, BOTTOM = 24.0, 300.0
+_MARGIN = 0.08
+_LABEL_GAP = 15.0
+_KINDS = {
+    "start": ("without pins", "M{x} {y}m-5 4h10l-5-9z"),
+    "candidate": (
+        "other sets of pins, the best of each size on the batches held out",
+        "M{x} {y}m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    ),
+    "chosen": ("chosen", "M{x} {y}m-8 0l8-8l8 8l-8 8z"),
+    "rival": ("one format throughout", "M{x} {y}m-5-5h10v10h-10z"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One plan: its shape, and its label, which may stand away from it."""
+
+    kind: str
+    path: str
+    x: float
+    y: float
+    label: str
+    label_y: float
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    kind: str
+    path: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pareto:
+    marks: tuple[Mark, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    target_y: float | None
+    target: str
+    y_title: str
+    x_title: str
+    frontier: str
+    """The staircase of plans that no other beats in both."""
+    keys: tuple[Key, ...]
+    table: Table
+    facts: tuple[str, ...]
+    description: str
+    width: float = WIDTH
+    height: float = HEIGHT
+    left: float = LEFT
+    right: float = RIGHT
+    top: float = TOP
+    bottom: float = BOTTOM
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    low: float
+    high: float
+    start: float
+    end: float
+
+    @classmethod
+    def over(cls, values: Sequence[float], start: float, end: float) -> _Axis:
+        low, high = min(values), max(values)
+        room = (high - low) * _MARGIN or max(abs(high) * _MARGIN, 1e-6)
+        return cls(low - room, high + room, start, end)
+
+    def at(self, value: float) -> float:
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Five to ten round numbers: steps of 1, 2 or 5 times a power of ten."""
+        raw = (self.high - self.low) / 6
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(power * f for f in (1, 2, 5, 10) if power * f >= raw)
+        first = math.ceil(self.low / step)
+        return [step * i for i in range(first, math.floor(self.high / step) + 1)]
+
+
+def pareto(info: SearchInfo | None) -> Pareto | None:
+    """The picture of a search, or None where there is nothing to show."""
+    if info is None or not info.points:
+        return None
+    values = [p.value for p in info.points if math.isfinite(p.value)]
+    if not values:
+        return None
+    x = _Axis.over([p.price for p in info.points], LEFT, RIGHT)
+    y = _Axis.over([*values, info.bound], BOTTOM, TOP)
+    unit = METRICS[info.metric].unit if info.metric in METRICS else ""
+    kinds = list(dict.fromkeys(p.kind for p in info.points))
+    return Pareto(
+        marks=_marks(info.points, x, y, info.metric, unit),
+        x_ticks=tuple(Tick(x.at(t), f"{t:.4g}") for t in x.ticks()),
+        y_ticks=tuple(Tick(y.at(t), f"{t:.6g}") for t in y.ticks()),
+        target_y=y.at(info.bound),
+        target=info.target,
+        y_title=f"{info.metric}{f', {unit}' if unit else ''} "
+        f"({'higher' if info.higher_is_better else 'lower'} is better)",
+        x_title="time over that of the plan without pins, "
+        + ("measured" if info.measured_prices else "estimated")
+        + " (left is better)",
+        frontier=_frontier(info, x, y),
+        keys=tuple(Key(kind, _KINDS[kind][1].format(x=8, y=10), _KINDS[kind][0]) for kind in kinds),
+        table=_table(info, unit),
+        facts=(info.proof, f"Prices: {info.prices}.", *info.notes),
+        description=f"{info.metric} of {len(info.points)} plans against their time; a table has the numbers.",
+    )
+
+
+def _marks(points: Sequence[SearchPoint], x: _Axis, y: _Axis, metric: str, unit: str) -> tuple[Mark, ...]:
+    """Marks from the top down; labels of near ones are moved apart."""
+    placed = sorted(points, key=lambda p: (_height(p, y), x.at(p.price)))
+    marks: list[Mark] = []
+    for point in placed:
+        px, py = x.at(point.price), _height(point, y)
+        below = [m.label_y + _LABEL_GAP for m in marks if abs(m.x - px) < 150 and m.label_y > py - _LABEL_GAP]
+        label_y = max([py + 4, *below])
+        path = _KINDS[point.kind][1].format(x=f"{px:.1f}", y=f"{py:.1f}")
+        said = (
+            f"{point.value:.5g}{f' {unit}' if unit else ''}" if math.isfinite(point.value) else "not finite"
+        )
+        title = f"{point.label}: {metric} {said}, {point.price:.3g} times the time, {_word(point)}"
+        marks.append(Mark(point.kind, path, px, py, point.label, label_y, title))
+    return tuple(marks)
+
+
+def _height(point: SearchPoint, y: _Axis) -> float:
+    """Where the value is not finite, its mark lies on the bottom line."""
+    return y.at(point.value) if math.isfinite(point.value) else BOTTOM
+
+
+def _word(point: SearchPoint) -> str:
+    return "meets the target" if point.met else "misses the target"
+
+
+def _frontier(info: SearchInfo, x: _Axis, y: _Axis) -> str:
+    """A staircase through the plans that no cheaper one equals."""
+    sign = 1 if info.higher_is_better else -1
+    steps: list[SearchPoint] = []
+    for point in sorted(info.points, key=lambda p: (p.price, -sign * p.value)):
+        if math.isfinite(point.value) and (not steps or sign * point.value > sign * steps[-1].value):
+            steps.append(point)
+    path = ""
+    for point in steps:
+        px, py = f"{x.at(point.price):.1f}", f"{y.at(point.value):.1f}"
+        path += f"H{px}V{py}" if path else f"M{px} {py}"
+    return path
+
+
+def _table(info: SearchInfo, unit: str) -> Table:
+    columns = (
+        Column("plan"),
+        Column("pins", kind="num"),
+        Column(info.metric, unit=unit, kind="num"),
+        Column("time", unit="of that without pins", kind="num"),
+        Column("target"),
+    )
+    rows = tuple(_row(point) for point in info.points)
+    return Table(columns, rows)
+
+
+def _row(point: SearchPoint) -> Row:
+    value = f"{point.value:.5g}" if math.isfinite(point.value) else "not finite"
+    return Row(
+        (
+            Cell(point.label, sub="chosen" if point.kind == "chosen" else ""),
+            Cell(str(point.pins), float(point.pins)),
+            Cell(value, point.value if math.isfinite(point.value) else None),
+            Cell(f"{point.price:.3f}", point.price),
+            Cell("met" if point.met else "missed", css="ok" if point.met else "bad"),
+        )
+    )
