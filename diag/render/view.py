@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from diag.render.cards import BirthCard, FindingCard, birth_cards, finding_cards
 from diag.render.cells import Fact, Table, count, duration, is_broken, memory, sqnr_of, with_unit
+from diag.render.drift_groups import percent
+from diag.render.drift_view import DriftView, drift_view
 from diag.render.pareto import Pareto, pareto
 from diag.render.picture import Picture, picture
 from diag.render.tables import (
@@ -17,6 +19,7 @@ from diag.render.tables import (
     outputs_table,
     pins_table,
 )
+from diag.report.drift import Drift
 from diag.report.schema import OutputInfo, ReferenceTrust, Report
 
 
@@ -55,6 +58,9 @@ class Page:
     checks: Table | None
     run: tuple[Fact, ...]
     glossary: Table
+    drift: DriftView | None
+    compared: bool
+    """Whether outputs and layers were compared: a report of drift alone has none."""
 
 
 def page(report: Report) -> Page:
@@ -80,6 +86,8 @@ def page(report: Report) -> Page:
         checks=checks_table(report),
         run=_run(report),
         glossary=glossary_table(),
+        drift=drift_view(report.drift) if report.drift else None,
+        compared=report.drift is None or bool(report.layers or report.outputs),
     )
 
 
@@ -93,6 +101,9 @@ def headline(report: Report) -> Headline:
     sentence = report.verdict or _sentence(report)
     if report.gate is not None:
         return Headline(*(("ok", "Pass") if report.gate.passed else ("bad", "Fail")), sentence)
+    if report.drift is not None:
+        words = {"ok": ("ok", "No drift"), "warn": ("warn", "Look closer"), "fail": ("bad", "Drift")}
+        return Headline(*words[report.drift.level], sentence)
     broken = any(is_broken(output.metrics) for output in report.outputs)
     if broken or any(finding.severity == "error" for finding in report.findings):
         return Headline("bad", "Damaged", sentence)
@@ -150,6 +161,8 @@ def _trust_numbers(trust: ReferenceTrust) -> str:
 
 
 def _tiles(report: Report) -> tuple[Fact, ...]:
+    if report.drift is not None:
+        return _drift_tiles(report.drift)
     worst = worst_output(report)
     tiles = []
     if worst is not None:
@@ -164,6 +177,18 @@ def _tiles(report: Report) -> tuple[Fact, ...]:
         Fact("layers compared", f"{compared:,} of {len(report.layers):,}"),
         Fact("places where error begins", f"{reaching:,} of {len(report.births):,} reach an output"),
         Fact("findings", f"{len(report.findings):,}" + (f" ({count(errors, 'error')})" if errors else "")),
+    )
+
+
+def _drift_tiles(drift: Drift) -> tuple[Fact, ...]:
+    loss = max((tensor.figures["sqnr_loss_db"].value for tensor in drift.tensors), default=0.0)
+    share = max((tensor.figures["saturation"].value for tensor in drift.tensors), default=0.0)
+    drifting = sum(tensor.level == "fail" for tensor in drift.tensors)
+    return (
+        Fact("tensors that drift", f"{drifting:,} of {len(drift.tensors):,}"),
+        Fact("largest loss of SQNR", f"{max(loss, 0.0):.1f} dB"),
+        Fact("largest clipped share", f"{percent(share)} %"),
+        Fact("production requests", f"{drift.production_requests:,}"),
     )
 
 
