@@ -15,6 +15,7 @@ from diag.cli import (
     convert,
     demo,
     doctor,
+    drift,
     gate,
     inspect,
     pin,
@@ -50,7 +51,7 @@ def _main(
     pass
 
 
-for module in (compare, calibrate, convert, rank, pin, build, inspect, profile, gate, report, doctor, demo):
+for module in (compare, calibrate, convert, rank, pin, build, inspect, profile, drift, gate, report, doctor, demo):
     app.command(module.NAME, help=module.HELP, epilog=module.EXAMPLE)(module.run)
 
 

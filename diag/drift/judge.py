@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from diag.drift import distance
+from diag.drift.requests import ratio_low
 from diag.drift.rules import Bound, DriftRules
 from diag.drift.side import Side
 from diag.drift.spread import absmax, quantile
@@ -106,10 +107,23 @@ def judge_tensor(name: str, calibration: Side, production: Side, rules: DriftRul
         key: _figure(value, own.get(key), None if null is None else null[key], rules.figures[key], rules)
         for key, value in values.items()
     }
+    if loss_low(calibration, production) <= 0:
+        figures["sqnr_loss_db"] = replace(figures["sqnr_loss_db"], level="ok")
     level: Level = max((figure.level for figure in figures.values()), key=_ORDER.index)
     if production.nonfinite and not calibration.nonfinite:
         level = "fail"
     return Judged(name, level, figures, production.nonfinite)
+
+
+def loss_low(calibration: Side, production: Side) -> float:
+    """Lower end of the loss of SQNR in dB, over draws of as many requests: -inf when one request makes all of
+    it. Infinite where requests were not kept apart."""
+    if production.requests is None:
+        return math.inf
+    noise = production.noise
+    ratio = (noise.rounding + noise.clipped) / noise.signal if noise.signal else 0.0
+    low = ratio_low(ratio, production.requests.noise_variance)
+    return calibration.noise.sqnr_db + (10 * math.log10(low) if low else -math.inf)
 
 
 def _figure(value: float, own: float | None, null: float | None, bound: Bound, rules: DriftRules) -> Figure:

@@ -12,19 +12,37 @@ CONFIDENCE = 0.95
 _Z = float(ndtri(0.5 + CONFIDENCE / 2))
 
 
-def share_interval(total: float, squares: float, requests: int) -> tuple[float, float]:
-    """95 % interval of a mean share, from its sum and sum of squares over requests.
+def ratio_variance(sums: tuple[float, float], squares: tuple[float, float, float], requests: int) -> float:
+    """Variance of the ratio of two sums over requests, sum a / sum b (linearization; Cochran, 1977, 6.4).
 
-    Wilson's interval with the effective number of observations p (1 - p) / variance of the mean (Dean and
-    Pagano, 2015): it never leaves 0 to 1, and when every request shows 0 it is Wilson's with one
-    observation a request.
+    `sums`: of a and of b; `squares`: of a^2, of a b, of b^2. Infinite for fewer than two requests.
     """
-    if not requests:
+    (above, below), (aa, ab, bb) = sums, squares
+    if requests < 2:
+        return math.inf
+    if not below:
+        return 0.0
+    ratio = above / below
+    rest = max(aa - 2 * ratio * ab + ratio * ratio * bb, 0.0)
+    return rest / below / below * requests / (requests - 1)
+
+
+def share_interval(share: float, variance: float, requests: int) -> tuple[float, float]:
+    """95 % interval of a mean share whose estimate has this variance.
+
+    Wilson's interval with the effective number of observations p (1 - p) / variance (Dean and Pagano, 2015):
+    it never leaves 0 to 1, and when no request shows any it is Wilson's with one observation a request.
+    """
+    if not requests or math.isinf(variance):
         return 0.0, 1.0
-    mean = min(max(total / requests, 0.0), 1.0)
-    spread = max(squares / requests - mean * mean, 0.0) * requests / max(requests - 1, 1)
-    effective = requests * mean * (1 - mean) / spread if spread > 0 else float(requests)
+    mean = min(max(share, 0.0), 1.0)
+    effective = mean * (1 - mean) / variance if variance > 0 else 0.0
     return _wilson(mean, max(effective, float(requests)))
+
+
+def ratio_low(ratio: float, variance: float) -> float:
+    """Lower end of the 95 % interval of a ratio; 0 when it rests on one request."""
+    return max(ratio - _Z * math.sqrt(variance), 0.0)
 
 
 def _wilson(mean: float, number: float) -> tuple[float, float]:

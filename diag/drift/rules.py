@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict
@@ -27,6 +28,7 @@ class Bound(_Part):
 class Ratio(_Part):
     """A factor between production and calibration that betrays its cause."""
 
+    of: Literal["width", "absmax"]
     ratio: float
     text: str
 
@@ -40,6 +42,8 @@ class DriftRules(_Part):
     range_within: float
     preprocessing: tuple[Ratio, ...]
     preprocessing_within: float
+    swap_gain: float
+    costly_db: float
 
 
 @lru_cache(maxsize=1)

@@ -69,6 +69,9 @@ _GROUP_COLUMNS = (
 
 
 def _group_cells(group: DriftSlice | DriftDay) -> tuple[Cell, ...]:
+    if not group.judged:
+        few = Cell("too few requests", css="mute")
+        return Cell(f"{group.requests:,}", group.requests), few, *[Cell(MISSING, None, "mute")] * 4
     tone = {"fail": "bad", "warn": "warned", "ok": "ok"}[group.level]
     return (
         Cell(f"{group.requests:,}", group.requests),
@@ -89,7 +92,7 @@ def slices_table(slices: list[DriftSlice]) -> Table | None:
 
 
 def _needed(part: DriftSlice) -> Cell:
-    if part.level == "ok":
+    if part.level == "ok" or not part.judged:
         return Cell(MISSING, None, "mute")
     if part.requests_needed is None:
         return Cell("more than seen", None)
@@ -162,6 +165,13 @@ def timeline(drift: Drift) -> Timeline | None:
     return Timeline(tuple(bars), words, drift.began or "", _LINE_WIDTH, _LINE_HEIGHT)
 
 
+def _lost_cell(lost_db: float) -> Cell:
+    if math.isnan(lost_db):
+        return Cell(MISSING, None, "mute")
+    tone = "bad" if lost_db >= 6 else "warned" if lost_db >= 3 else ""
+    return Cell(f"{lost_db + 0.0:.1f}", lost_db, tone)
+
+
 def costs_table(drift: Drift) -> Table | None:
     if not drift.costs:
         return None
@@ -175,7 +185,8 @@ def costs_table(drift: Drift) -> Table | None:
     )
     rows = []
     for cost in drift.costs:
-        lost = cost.calibration_sqnr_db - cost.production_sqnr_db
+        before = cost.calibration_sqnr_db
+        lost = math.nan if before is None else before - cost.production_sqnr_db
         tone = {"fail": "bad", "warn": "warned", "ok": ""}[cost.level]
         rows.append(
             Row(
@@ -183,9 +194,9 @@ def costs_table(drift: Drift) -> Table | None:
                     Cell(cost.layer, css="name"),
                     Cell(cost.tensor, css="name"),
                     Cell(WORDS[cost.level], css=tone),
-                    Cell(db_text(cost.calibration_sqnr_db), cost.calibration_sqnr_db),
+                    Cell(MISSING if before is None else db_text(before), before),
                     Cell(db_text(cost.production_sqnr_db), cost.production_sqnr_db),
-                    Cell(f"{lost + 0.0:.1f}", lost, "bad" if lost >= 6 else "warned" if lost >= 3 else ""),
+                    _lost_cell(lost),
                 )
             )
         )

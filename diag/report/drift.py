@@ -83,6 +83,8 @@ class DriftSlice(Part):
     requests: int
     level: Level
     cause: str | None = None
+    judged: bool = True
+    """False when there are too few requests to say."""
     drifting: int = 0
     """Tensors that drift."""
     worst_sqnr_loss_db: Number
@@ -98,6 +100,7 @@ class DriftDay(Part):
     date: str
     requests: int
     level: Level
+    judged: bool = True
     cause: str | None = None
     drifting: int = 0
     worst_sqnr_loss_db: Number
@@ -111,8 +114,8 @@ class DriftCost(Part):
     tensor: str
     level: Level
     """Of the drift of the tensors that the layer reads."""
-    calibration_sqnr_db: Number
-    """Accumulated error of the quantized model at this layer."""
+    calibration_sqnr_db: Number | None = None
+    """Accumulated error of the quantized model at this layer; null without reference data."""
     production_sqnr_db: Number
 
 

@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from scipy.spatial.distance import jensenshannon
 
 from diag.drift import distance
-from diag.drift.requests import range_interval, requests_needed, share_interval
+from diag.drift.requests import range_interval, ratio_low, ratio_variance, requests_needed, share_interval
 from diag.drift.spread import Spread, absmax, counts_between, joined, quantile, spread_of
 
 FINE = np.unique(
@@ -227,28 +227,60 @@ def test_spreads_join_and_rescale() -> None:
     assert quantile(one.scaled(3), 0.9) == pytest.approx(3 * quantile(one, 0.9))
 
 
+def interval(clipped: np.ndarray, elements: np.ndarray) -> tuple[float, float]:
+    squares = (np.sum(clipped**2), np.sum(clipped * elements), np.sum(elements**2))
+    variance = ratio_variance((clipped.sum(), elements.sum()), squares, clipped.size)
+    return share_interval(clipped.sum() / elements.sum(), variance, clipped.size)
+
+
 def test_shares_of_requests() -> None:
-    """With independent 0/1 requests it is Wilson's interval; with equal shares it closes around the share."""
-    low, high = share_interval(10, 10, 100)
+    """With 0/1 requests it is Wilson's interval; with equal shares it closes around the share."""
+    found = interval(np.repeat([1.0, 0.0], [10, 90]), np.ones(100))
     expected = stats.binomtest(10, 100).proportion_ci(method="wilson")
-    assert (low, high) == pytest.approx((expected.low, expected.high), abs=2e-3)
-    low, high = share_interval(0, 0, 50)
+    assert found == pytest.approx((expected.low, expected.high), abs=2e-3)
+    low, high = interval(np.zeros(50), np.full(50, 1e6))
     assert low == 0
     assert high == pytest.approx(stats.binomtest(0, 50).proportion_ci(method="wilson").high)
-    shares = np.full(50, 0.2) + np.tile([0.001, -0.001], 25)
-    low, high = share_interval(shares.sum(), (shares**2).sum(), 50)
+    low, high = interval(200 + np.tile([1.0, -1.0], 25), np.full(50, 1000.0))
     assert high - low < 0.002
-    assert share_interval(0, 0, 0) == (0.0, 1.0)
+    assert share_interval(0.5, math.inf, 1) == (0.0, 1.0)
 
 
-def test_the_interval_covers_the_mean_of_skewed_shares() -> None:
+def test_more_elements_of_as_many_requests_are_no_more_evidence() -> None:
+    clipped = np.repeat([3.0, 0.0], [5, 35])
+    few, many = interval(clipped, np.full(40, 100.0)), interval(1000 * clipped, np.full(40, 1e5))
+    assert few == pytest.approx(many)
+
+
+def test_the_interval_covers_the_share_of_skewed_requests() -> None:
     rng = np.random.default_rng(5)
     covered = 0
     for _ in range(300):
+        elements = rng.integers(500, 1500, 60).astype(float)
         shares = np.where(rng.random(60) < 0.3, rng.beta(1, 20, 60), 0.0)
-        low, high = share_interval(shares.sum(), (shares**2).sum(), 60)
+        low, high = interval(shares * elements, elements)
         covered += low <= 0.3 / 21 <= high
     assert covered >= 0.88 * 300
+
+
+def test_the_variance_of_a_ratio_by_simulation() -> None:
+    rng = np.random.default_rng(6)
+
+    def draw() -> tuple[float, float]:
+        below = rng.gamma(4, 1, 200)
+        above = below * rng.gamma(2, 0.1, 200)
+        squares = (np.sum(above**2), np.sum(above * below), np.sum(below**2))
+        sums = (above.sum(), below.sum())
+        return sums[0] / sums[1], ratio_variance(sums, squares, 200)
+
+    ratios, variances = np.array([draw() for _ in range(500)]).T
+    assert np.mean(variances) == pytest.approx(np.var(ratios), rel=0.15)
+
+
+def test_a_ratio_that_rests_on_one_request_has_no_lower_end() -> None:
+    above, below = np.array([9.0, *np.zeros(39)]), np.ones(40)
+    squares = (np.sum(above**2), np.sum(above * below), np.sum(below**2))
+    assert ratio_low(9 / 40, ratio_variance((9.0, 40.0), squares, 40)) == 0
 
 
 def test_how_many_requests_a_range_needs() -> None:
