@@ -19,7 +19,7 @@ from diag.calibration import table
 from diag.cli.main import app
 from diag.errors import EngineError, NotEnoughEvidenceError, OutputError, TrtdiagError
 from diag.files import write_text
-from diag.numerics.table import METRICS
+from diag.numerics.table import DRIFT_METRICS, METRICS
 from diag.plan import schema as plan
 from diag.report import schema as report
 from diag.resources import data_dir
@@ -131,7 +131,7 @@ def _exit_codes() -> Iterator[str]:
 
 def _metrics() -> Iterator[str]:
     yield from ("", "## Metrics", "", "| metric | unit | better | meaning |", "|---|---|---|---|")
-    for metric in METRICS.values():
+    for metric in (*METRICS.values(), *DRIFT_METRICS.values()):
         yield f"| `{metric.name}` | {metric.unit} | {_BETTER[metric.better]} | {_cell(metric.meaning)} |"
 
 

@@ -51,7 +51,21 @@ def _main(
     pass
 
 
-for module in (compare, calibrate, convert, rank, pin, build, inspect, profile, drift, gate, report, doctor, demo):
+for module in (
+    compare,
+    calibrate,
+    convert,
+    rank,
+    pin,
+    build,
+    inspect,
+    profile,
+    drift,
+    gate,
+    report,
+    doctor,
+    demo,
+):
     app.command(module.NAME, help=module.HELP, epilog=module.EXAMPLE)(module.run)
 
 

@@ -109,14 +109,23 @@ def judge_tensor(name: str, calibration: Side, production: Side, rules: DriftRul
     }
     if loss_low(calibration, production) <= 0:
         figures["sqnr_loss_db"] = replace(figures["sqnr_loss_db"], level="ok")
+    if _of_few(production):
+        for key in ("saturation", "overflow"):
+            figures[key] = replace(figures[key], level=min(figures[key].level, "warn", key=_ORDER.index))
     level: Level = max((figure.level for figure in figures.values()), key=_ORDER.index)
     if production.nonfinite and not calibration.nonfinite:
         level = "fail"
     return Judged(name, level, figures, production.nonfinite)
 
 
+def _of_few(production: Side) -> bool:
+    """Whether clipping rests on very few requests: nothing of it is sure."""
+    requests, share = production.requests, production.saturation
+    return requests is not None and share > 0 and ratio_low(share, requests.saturation_variance) == 0
+
+
 def loss_low(calibration: Side, production: Side) -> float:
-    """Lower end of the loss of SQNR in dB, over draws of as many requests: -inf when one request makes all of
+    """Lower end of the loss of SQNR in dB, over draws of as many requests: -inf when very few make all of
     it. Infinite where requests were not kept apart."""
     if production.requests is None:
         return math.inf

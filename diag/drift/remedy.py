@@ -63,8 +63,8 @@ def coreset(reach: NDArray[np.floating], labels: Sequence[str]) -> list[str]:
     """Requests that together reach the drifted ranges, the one that adds the most first.
 
     `reach`: largest magnitude of each request in each drifted tensor, shape (tensors, requests). Greedy,
-    which for this objective (sum over tensors of the largest share reached) is within 1 - 1/e of the best choice
-    of as many requests (Nemhauser, Wolsey and Fisher, 1978).
+    which for this objective (sum over tensors of the largest share reached) is within 1 - 1/e of the best
+    choice of as many requests (Nemhauser, Wolsey and Fisher, 1978).
     """
     if not reach.size:
         return []

@@ -105,7 +105,7 @@ def _side_of(tensor: TensorStats, halves: tuple[Side, ...]) -> Side:
     step, channels = tensor.tensor.step, tensor.channels
     low, high = (tensor.minimum, tensor.maximum) if tensor.elements else (0.0, 0.0)
     return Side(
-        spread=tensor.spread() if tensor.elements else EMPTY,
+        spread=_ended(tensor.spread(), low / step, high / step) if tensor.elements else EMPTY,
         minimum=low / step,
         maximum=high / step,
         halves=halves if len(halves) == HALVES else (),
@@ -114,6 +114,17 @@ def _side_of(tensor: TensorStats, halves: tuple[Side, ...]) -> Side:
         measured=_measured(tensor),
         requests=_requests(tensor),
     )
+
+
+def _ended(spread: Spread, low: float, high: float) -> Spread:
+    """The spread with its outermost bins that are not empty ending at the extremes."""
+    filled = np.flatnonzero(spread.counts)
+    if not filled.size:
+        return spread
+    edges, first, last = spread.edges.copy(), int(filled[0]), int(filled[-1])
+    edges[last + 1] = min(max(high, np.nextafter(edges[last], np.inf)), edges[last + 1])
+    edges[first] = max(min(low, np.nextafter(edges[first + 1], -np.inf)), edges[first])
+    return Spread(edges, spread.counts, spread.zeros)
 
 
 EMPTY = Spread(np.array([0.0, 1.0]), np.zeros(1), 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from diag.errors import UsageError
+from diag.gate.drift import drift_checks, require_tensors
 from diag.gate.threshold import Threshold, require_outputs
 from diag.numerics.table import METRICS
 from diag.report.schema import Check, GateResult, OutputInfo, Report
@@ -18,13 +19,22 @@ def evaluate(report: Report, thresholds: Sequence[Threshold]) -> GateResult:
     because the other metrics may leave those elements out, unless a threshold on `nonfinite` says how
     many are allowed.
 
-    Raises UsageError when no threshold is given, or one names an output that the report lacks.
+    Thresholds on drift are checked on the tensor that they name, or on the worst one.
+
+    Raises UsageError when no threshold is given, or one names an output or tensor that the report lacks.
     """
     if not thresholds:
         raise UsageError("the gate has nothing to check", 'Give a threshold such as "sqnr_db>=30".')
     require_outputs(thresholds, [output.name for output in report.outputs])
+    require_tensors(thresholds, report.drift)
     tolerant = {item.output for item in thresholds if item.metric == "nonfinite"}
-    checks = [check for item in thresholds for check in _checks(item, report.outputs, tolerant)]
+    checks = [
+        check
+        for item in thresholds
+        for check in (
+            drift_checks(item, report.drift) if item.of_drift else _checks(item, report.outputs, tolerant)
+        )
+    ]
     return GateResult(passed=all(check.passed for check in checks), checks=checks)
 
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from diag.errors import UsageError
-from diag.numerics.table import METRICS
+from diag.numerics.table import DRIFT_METRICS, METRICS
+
+_KNOWN = {**METRICS, **DRIFT_METRICS}
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -42,6 +44,11 @@ class Threshold:
         return f"{prefix}{self.condition}"
 
     @property
+    def of_drift(self) -> bool:
+        """Whether it speaks of a drift report's tensors instead of outputs."""
+        return self.metric in DRIFT_METRICS
+
+    @property
     def condition(self) -> str:
         """The threshold without its output."""
         return f"{self.metric}{self.op}{self.bound:.12g}"
@@ -49,12 +56,12 @@ class Threshold:
     @property
     def by_magnitude(self) -> bool:
         """A signed metric that is best at zero: -5 must not pass `mean_error<=0.01`."""
-        return self.metric in METRICS and METRICS[self.metric].better == "zero"
+        return self.metric in _KNOWN and _KNOWN[self.metric].better == "zero"
 
     @property
     def rewards_damage(self) -> bool:
         """True for `sqnr_db<30` and the like: it holds when the result is bad. Worth a warning."""
-        better = METRICS[self.metric].better if self.metric in METRICS else "none"
+        better = _KNOWN[self.metric].better if self.metric in _KNOWN else "none"
         wrong = {"higher": "<", "lower": ">", "zero": ">"}.get(better)
         return wrong is not None and self.op.startswith(wrong)
 
@@ -74,8 +81,8 @@ def parse_threshold(text: str, own: Collection[str] = ()) -> Threshold:
     if match is None:
         raise UsageError(f"threshold {text!r} is not understood", _EXAMPLE)
     metric = match["metric"]
-    if metric not in METRICS and metric not in own:
-        raise UsageError(f"threshold {text!r} names no metric: {metric!r}", _near(metric, METRICS, "Metrics"))
+    if metric not in _KNOWN and metric not in own:
+        raise UsageError(f"threshold {text!r} names no metric: {metric!r}", _near(metric, _KNOWN, "Metrics"))
     output = match["output"]
     return Threshold(
         metric, match["op"], _bound(text, match["bound"]), None if output is None else output.strip()
@@ -95,7 +102,7 @@ def _bound(text: str, word: str) -> float:
 def require_outputs(thresholds: Iterable[Threshold], outputs: Collection[str]) -> None:
     """Refuse thresholds on outputs that do not exist, before a long run. Raises UsageError."""
     for threshold in thresholds:
-        if threshold.output is not None and threshold.output not in outputs:
+        if threshold.output is not None and not threshold.of_drift and threshold.output not in outputs:
             raise UsageError(
                 f"threshold {str(threshold)!r} names no output: {threshold.output!r}",
                 _near(threshold.output, outputs, "Outputs"),

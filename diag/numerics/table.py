@@ -76,3 +76,15 @@ _ROWS = (
 )
 
 METRICS: dict[str, Metric] = {row.name: row for row in _ROWS}
+
+_DRIFT_ROWS = (
+    Metric("drifting_tensors", "tensors", "lower", "Tensors whose production differs from calibration."),
+    Metric("sqnr_loss_db", "dB", "lower", "SQNR that the calibrated range loses on production."),
+    Metric("saturation", "share", "lower", "Share of production's values beyond the calibrated range."),
+    Metric("overflow", "", "lower", "p99.99 of production's |x| over the calibrated range."),
+    Metric("under_use", "", "lower", "The calibrated range over p99.99 of production's |x|."),
+    Metric("wasserstein_steps", "steps", "lower", "Wasserstein-1 distance, in quantization steps."),
+)
+
+DRIFT_METRICS: dict[str, Metric] = {row.name: row for row in _DRIFT_ROWS}
+"""Figures of `trtdiag drift`, which speak of tensors instead of outputs."""

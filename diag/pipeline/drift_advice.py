@@ -97,17 +97,16 @@ class Advisor:
         return found
 
     def _ranges(self, remedies: Mapping[str, Remedy]) -> list[DriftAdvice]:
-        worst = min(remedies.values(), key=lambda r: r.now_db)
         found = []
         gains = [name for name, r in remedies.items() if r.recalibrated_db - r.now_db >= _WORTH_DB]
         if gains:
-            requests = self._coreset(gains)
+            worst = min((remedies[name] for name in gains), key=lambda r: r.now_db)
             found.append(
                 DriftAdvice(
                     action="recalibrate",
                     text=f"Recalibrate with production data: it mends {_counted(len(gains), 'tensor')}.",
                     tensors=gains,
-                    requests=requests,
+                    requests=self._coreset(gains),
                     gain_db=worst.recalibrated_db - worst.now_db,
                     command=self._calibrate(),
                 )

@@ -128,7 +128,7 @@ class DriftAdvice(Part):
     requests: list[str] = []
     """Requests to calibrate on, in the order in which they add the most."""
     gain_db: Number | None = None
-    """Predicted gain in SQNR of the worst drifted tensor, from histograms; null when it cannot be told."""
+    """Predicted gain in SQNR of the worst of these tensors, from histograms; null when it cannot be told."""
     command: str = ""
 
 
