@@ -37,7 +37,6 @@ from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, rel_l2_of
 from diag.pipeline.prepare import Planned, calibrate, plan_on
 from diag.plan.schema import Plan, plan_for_format, plan_sha256
 from diag.progress import Silent
-from diag.typed.apply import SUPPORTED
 
 Found = dict[str, Any]
 
@@ -63,8 +62,7 @@ def variants() -> list[Variant]:
     found += [Variant("fp32-tf32", plan_for_format("fp32"), tf32=True)]
     mixed = plan_for_format("int8").model_copy(update={"base": "fp16"})
     found += [Variant("int8-fp16", mixed)]
-    if "fp8" in SUPPORTED:
-        found.insert(4, Variant("fp8", plan_for_format("fp8")))
+    found.insert(4, Variant("fp8", plan_for_format("fp8")))
     return found
 
 
