@@ -9,11 +9,11 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.gpu_backends import Built
+from benchmarks.gpu_backends import Built, TimedRunner
 from benchmarks.gpu_parts import Bench, Found, Variant, build_facts, identity_of, measure_variant
 from diag.compare.split import Gaps, observer_verdict
 from diag.engines.onnxruntime import Array
-from diag.engines.runner import Feed
+from diag.engines.runner import Feed, TensorRtRunner
 from diag.engines.tensorrt import Marks
 from diag.engines.weak import WeakTyping
 from diag.pipeline.compare import compare
@@ -98,6 +98,7 @@ def overhead(bench: Bench) -> Found:
         _, latency, moved_ms = _run_once(bench, bench.built("fp16"), feed)
         runner = bench.backend.open(bench.built("fp16"))
         try:
+            started = _bare_wall_ms(runner, feed)
             once = _median_ms(lambda: measured_outputs(runner, feed, (reference,), {}))
             both = _median_ms(lambda: measured_outputs(runner, feed, (reference, twin), {}))
         finally:
@@ -105,6 +106,7 @@ def overhead(bench: Bench) -> Found:
     bare = latency["median_ms"]
     return {
         "bare_ms": bare,
+        "started_and_awaited_ms": started,
         "with_transfers_ms": moved_ms,
         "compared_ms": once,
         "compared_twice_ms": both,
@@ -112,6 +114,16 @@ def overhead(bench: Bench) -> Found:
         "twice_times_bare": both / bare,
         "times_with_transfers": once / moved_ms,
     }
+
+
+def _bare_wall_ms(runner: TimedRunner, feed: Feed) -> float:
+    """One enqueue, begun and awaited by this process, inputs on the device; the whole run in a rehearsal."""
+    if not isinstance(runner, TensorRtRunner):
+        return _median_ms(lambda: runner.run(feed))
+    import torch
+
+    runner.bind(feed)
+    return _median_ms(lambda: (runner.enqueue(), torch.cuda.synchronize()))
 
 
 def _median_ms(work: Callable[[], object], runs: int = 200, warmup: int = 20) -> float:

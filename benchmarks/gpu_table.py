@@ -83,7 +83,8 @@ def _rest(parts: Found) -> Iterator[str]:
 def _notes(name: str, part: Found) -> Iterator[str]:
     if name == "overhead":
         yield (
-            f"bare {part['bare_ms']:.3f} ms, with its arrays moved {part['with_transfers_ms']:.3f} ms, "
+            f"bare {part['bare_ms']:.3f} ms between events, {part['started_and_awaited_ms']:.3f} ms by the "
+            f"process's clock, with its arrays moved {part['with_transfers_ms']:.3f} ms, "
             f"compared with a reference {part['compared_ms']:.3f} ms: {part['times_bare']:.2f} times bare, "
             f"{part['times_with_transfers']:.2f} times a run with transfers; with reference and emulation "
             f"{part['compared_twice_ms']:.3f} ms, {part['twice_times_bare']:.2f} times bare"

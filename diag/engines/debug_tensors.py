@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from diag.engines.on_device import DeviceMeter
+from diag.engines.on_device import DeviceMeters
 from diag.engines.onnxruntime import Array
 from diag.engines.runner import Feed, TensorRtRunner
 from diag.numerics.error import ErrorSums
@@ -78,10 +78,11 @@ def make_listener(trt: Any, torch: Any, references: Mapping[str, Array]) -> Any:
                 values = torch.as_tensor(_Address(addr, tuple(shape), known[0]), device="cuda")
                 if known[1]:
                     values = values.view(getattr(torch, known[1]))
-                meter = DeviceMeter(torch, values.reshape(reference.shape), TensorKind())
-                meter.bring(reference)
-                meter.start()
-                self.found[name] = meter.result().sums
+                meters = DeviceMeters(torch, [(values.reshape(reference.shape), TensorKind())])
+                meters.bring([reference])
+                meters.start()
+                torch.cuda.current_stream().synchronize()
+                self.found[name] = meters.results()[0].sums
             return True
 
     return Listener()

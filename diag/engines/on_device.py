@@ -6,6 +6,7 @@ for infinity, or a whole row is zero) is left to the host: it is rare, and one p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,75 @@ from diag.numerics.error import MASK_LIKE, ErrorSums
 from diag.numerics.measured import Measured, TensorKind, measure_tensor
 
 _FACTS = 10
-"""Numbers before the sums of each channel: see `_reduced`."""
+"""Numbers before the sums of each channel: see `_Meter.reduce`."""
 
 
-class DeviceMeter:
-    """Measures what lies in one tensor of torch's, batch after batch, against references from the host."""
+class DeviceMeters:
+    """Measures what lies in some tensors of torch's, batch after batch, against references from the host."""
+
+    def __init__(self, torch: Any, candidates: Sequence[tuple[Any, TensorKind]]) -> None:
+        """`candidates`: the tensors, one for each reference that will come, and how they are judged."""
+        self._torch = torch
+        self._meters = [_Meter(torch, tensor, kind) for tensor, kind in candidates]
+        self._graph: Any = None
+
+    def are_of(self, candidates: Sequence[tuple[Any, TensorKind]]) -> bool:
+        """Whether they measure those tensors: the same shapes, types and addresses."""
+        return len(candidates) == len(self._meters) and all(
+            meter.is_of(tensor) for meter, (tensor, _) in zip(self._meters, candidates, strict=True)
+        )
+
+    def capture(self) -> None:
+        """Make the work one CUDA graph, so that a batch costs one launch and the tensors run side by side."""
+        torch, main = self._torch, self._torch.cuda.Stream()
+        streams = [torch.cuda.Stream() for _ in self._meters]
+        main.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(main):
+            for meter in self._meters:  # what is set up at a first call must not be captured
+                meter.reduce()
+        main.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=main):
+            for meter, stream in zip(self._meters, streams, strict=True):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    meter.reduce()
+            for stream in streams:
+                main.wait_stream(stream)
+
+    def bring(self, references: Sequence[Array]) -> None:
+        """Copy the references (any float type, the tensors' shapes) to the device, on the current stream."""
+        for meter, reference in zip(self._meters, references, strict=True):
+            meter.bring(reference)
+
+    def start(self) -> None:
+        """Measure, on the current stream."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            for meter in self._meters:
+                meter.reduce()
+
+    def results(self) -> list[Measured]:
+        """What was measured; the stream must have done it."""
+        return [meter.result() for meter in self._meters]
+
+
+class _Meter:
+    """One tensor and its reference. All memory is taken at the start."""
 
     def __init__(self, torch: Any, candidate: Any, kind: TensorKind) -> None:
         self._torch, self._candidate, self._kind = torch, candidate, kind
-        self._reference = torch.zeros(candidate.shape, dtype=torch.float32, device=candidate.device)
-        self._graph: Any = None
-        self._found: Any = None
+        device = candidate.device
+        self._values = torch.zeros((2, *candidate.shape), dtype=torch.float32, device=device)
+        self._axes = self._summed_axes()
+        channels = self._values[0].sum(dim=self._axes).numel() if self._axes else self._values[0].numel()
+        self._found = torch.zeros(_FACTS + 2 * channels, dtype=torch.float64, device=device)
+        pinned = bool(candidate.is_cuda)
+        self._staged = torch.zeros(candidate.shape, dtype=torch.float32, pin_memory=pinned)
+        self._host = torch.zeros(self._found.shape, dtype=torch.float64, pin_memory=pinned)
 
     def is_of(self, candidate: Any) -> bool:
-        """Whether it measures that tensor: the same shape, type and address."""
         own = self._candidate
         return bool(
             own.data_ptr() == candidate.data_ptr()
@@ -37,99 +93,70 @@ class DeviceMeter:
             and own.dtype == candidate.dtype
         )
 
-    def capture(self) -> None:
-        """Make the work one CUDA graph, so that a batch costs one launch."""
-        torch, side = self._torch, self._torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            warm = self._reduced()  # what is set up at a first call must not be captured
-        side.synchronize()
-        self._found = torch.empty(warm.shape, dtype=warm.dtype, pin_memory=True)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=side):
-            self._found.copy_(self._reduced(), non_blocking=True)
-
     def bring(self, reference: Array) -> None:
-        """Copy a reference (any float type, the tensor's shape) to the device, on the current stream."""
-        host = np.asarray(reference, np.float32, order="C")
-        self._reference.copy_(self._torch.from_numpy(host if host.flags.writeable else host.copy()))
+        np.copyto(self._staged.numpy(), reference, casting="same_kind")
+        self._values[0].copy_(self._staged, non_blocking=True)
 
-    def start(self) -> None:
-        """Measure, on the current stream."""
-        if self._graph is None:
-            self._found = self._reduced().cpu()
-        else:
-            self._graph.replay()
+    def reduce(self) -> None:
+        """All sums of the tensor: largest error, largest reference, quietest row, place of the largest error,
+        reference times error, error, four of decisions, then squares by channel of reference and error."""
+        torch, found, axes = self._torch, self._found, self._axes
+        reference, error = self._values[0], self._values[1]
+        candidate = self._candidate.float()
+        torch.sub(candidate, reference, out=error)  # in float32, as the host does it
+        norm, flat = torch.linalg.vector_norm, (2, -1)
+        found[0:2].copy_(norm(self._values.view(flat), torch.inf, dim=1).flip(0))
+        found[2:3].copy_(self._quietest_row(candidate))
+        found[3:4].copy_(error.abs().view(-1).argmax())
+        found[4:5].copy_((reference * error).sum(dtype=torch.float64))
+        found[5:6].copy_(error.sum(dtype=torch.float64))
+        self._decide(found[6:_FACTS], reference, candidate)
+        squares = norm(self._values, dim=[a + 1 for a in axes], dtype=torch.float64) if axes else self._values
+        torch.mul(squares, squares, out=found[_FACTS:].view(squares.shape))
+        self._host.copy_(found, non_blocking=True)
 
     def result(self) -> Measured:
-        """What was measured; the stream must have done it."""
-        found = self._found.numpy()
-        if found[0]:
+        found = self._host.numpy()
+        if found[0] < MASK_LIKE and found[1] < MASK_LIKE and found[2] != 0:
             return _measured(found, self._candidate.numel())
         candidate = self._candidate.float().cpu().numpy()
-        return measure_tensor(self._reference.cpu().numpy(), candidate, self._kind)
+        return measure_tensor(self._values[0].cpu().numpy(), candidate, self._kind)
 
-    def _reduced(self) -> Any:
-        return _reduced(self._torch, self._reference, self._candidate, self._kind)
+    def _summed_axes(self) -> list[int]:
+        """Every axis but the channels'."""
+        rank = self._candidate.ndim
+        return [axis for axis in range(rank) if axis != self._kind.axis(rank)]
 
+    def _quietest_row(self, candidate: Any) -> Any:
+        """Largest magnitude of the row where that is smallest: 0 when a whole row is."""
+        if not candidate.ndim or candidate.shape[-1] < 2:
+            return self._torch.ones((), device=candidate.device)
+        return self._torch.linalg.vector_norm(candidate, self._torch.inf, dim=-1).amin()
 
-def _reduced(torch: Any, reference: Any, candidate: Any, kind: TensorKind) -> Any:
-    """All sums of one tensor as float64 numbers: `_FACTS` of them, then two for each channel."""
-    norm, candidate = torch.linalg.vector_norm, candidate.float()
-    error = candidate - reference  # in float32, as the host does it
-    flat = error.reshape(-1).abs()
-    worst, index = flat.max(dim=0)
-    largest = norm(reference, torch.inf)
-    rows = candidate if candidate.ndim else candidate.reshape(1)
-    silent = norm(rows, torch.inf, dim=-1).amin() == 0 if rows.shape[-1] > 1 else torch.zeros_like(worst)
-    plain = (worst < MASK_LIKE) & (largest < MASK_LIKE) & ~silent.bool()
-    facts = [
-        plain,
-        (reference * error).sum(dtype=torch.float64),
-        error.sum(dtype=torch.float64),
-        worst,
-        index,
-    ]
-    facts += [largest, *_decisions(torch, reference, candidate, kind)]
-    channels = _channels(torch, reference, error, kind)
-    return torch.cat([torch.stack([fact.double() for fact in facts]), *channels])
-
-
-def _channels(torch: Any, reference: Any, error: Any, kind: TensorKind) -> tuple[Any, Any]:
-    """Sums of squares of reference and error, one for each channel."""
-    axis = kind.axis(reference.ndim)
-    others = [d for d in range(reference.ndim) if d != axis] if axis is not None else None
-
-    def squares(values: Any) -> Any:
-        found = torch.linalg.vector_norm(values, dim=others, dtype=torch.float64)
-        return (found * found).reshape(-1)
-
-    return squares(reference), squares(error)
-
-
-def _decisions(torch: Any, reference: Any, candidate: Any, kind: TensorKind) -> tuple[Any, Any, Any, Any]:
-    """Sum of KL, rows, rows of equal argmax, flips: as `diag.numerics.distributions` defines them."""
-    nothing = torch.zeros((), dtype=torch.float64, device=reference.device)
-    if kind.kind == "values":
-        return nothing, nothing, nothing, nothing
-    ref, cand = (t.reshape(-1, t.shape[-1]).double() for t in (reference, candidate))
-    rows = nothing + len(ref)
-    if kind.kind == "probabilities":
-        tiny = torch.finfo(torch.float32).smallest_normal * 2.0**-23
-        ratio = ref.clamp(min=tiny).log() - cand.clamp(min=tiny).log()
-        return (ref * ratio).sum(), rows, nothing, nothing
-    log_p, log_q = ref.log_softmax(-1), cand.log_softmax(-1)
-    kl = (log_p.exp() * (log_p - log_q)).sum().clamp(min=0)
-    same = ref.argmax(-1) == cand.argmax(-1)
-    flips = ~same
-    if ref.shape[-1] > 1:
-        top = ref.topk(2, dim=-1).values
-        flips = flips & (top[:, 0] - top[:, 1] > 2 * kind.noise)
-    return kl, rows, same.sum(), flips.sum()
+    def _decide(self, out: Any, reference: Any, candidate: Any) -> None:
+        """Sum of KL, rows, rows of equal argmax, flips: as `diag.numerics.distributions` defines them."""
+        torch, kind = self._torch, self._kind
+        if kind.kind == "values":
+            return
+        ref, cand = (t.reshape(-1, t.shape[-1]).double() for t in (reference, candidate))
+        out[1:2].fill_(len(ref))
+        if kind.kind == "probabilities":
+            tiny = torch.finfo(torch.float32).smallest_normal * 2.0**-23
+            out[0:1].copy_((ref * (ref.clamp(min=tiny).log() - cand.clamp(min=tiny).log())).sum())
+            return
+        log_p, log_q = ref.log_softmax(-1), cand.log_softmax(-1)
+        out[0:1].copy_((log_p.exp() * (log_p - log_q)).sum().clamp(min=0))
+        same = ref.argmax(-1) == cand.argmax(-1)
+        out[2:3].copy_(same.sum())
+        flips = ~same
+        if ref.shape[-1] > 1:
+            top = ref.topk(2, dim=-1).values
+            flips = flips & (top[:, 0] - top[:, 1] > 2 * kind.noise)
+        out[3:4].copy_(flips.sum())
 
 
 def _measured(found: Array, elements: int) -> Measured:
-    _, cross, error_sum, worst, index, largest, kl, rows, same, flips = (float(v) for v in found[:_FACTS])
+    worst, largest, _, index, cross, error_sum, kl, rows, same, flips = (float(v) for v in found[:_FACTS])
     reference_square, error_square = np.split(found[_FACTS:].copy(), 2)
     sums = ErrorSums(
         reference_square,

@@ -19,7 +19,7 @@ import numpy as np
 from diag.engines.emulation import emulate
 from diag.engines.gpu import Gpu, find_gpus
 from diag.engines.latency import Latency, summarise
-from diag.engines.on_device import DeviceMeter
+from diag.engines.on_device import DeviceMeters
 from diag.engines.onnxruntime import Array, Session
 from diag.engines.stamp import Identity, Stamp, check_stamp
 from diag.engines.tensorrt import Flavour, load, make_logger
@@ -141,7 +141,7 @@ class TensorRtRunner:
             self.context = self._loaded(self._engine.create_execution_context(), "prepare")
             self._stream, self._side = self._torch.cuda.Stream(), self._torch.cuda.Stream()
         self._buffers: dict[str, Any] = {}
-        self._meters: dict[tuple[str, int], DeviceMeter] = {}
+        self._meters: DeviceMeters | None = None
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         is_input = {n: self._engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT for n in names}
         self.inputs = tuple(n for n in names if is_input[n])
@@ -170,32 +170,30 @@ class TensorRtRunner:
         """
         with self._memory_named():
             self.bind(feed)
-            meters = [
-                {name: self._meter(name, slot, array, kinds) for name, array in wanted.items()}
-                for slot, wanted in enumerate(references)
-            ]
+            wanted = [(name, array) for named in references for name, array in named.items()]
+            meters = self._meters_of(wanted, kinds)
             self.enqueue()
-            pairs = [
-                (m, w[name]) for w, named in zip(references, meters, strict=True) for name, m in named.items()
-            ]
             with self._torch.cuda.stream(self._side):  # the references travel while the engine runs
-                for meter, reference in pairs:
-                    meter.bring(reference)
+                meters.bring([array for _, array in wanted])
             self._stream.wait_stream(self._side)
             with self._torch.cuda.stream(self._stream):
-                for meter, _ in pairs:
-                    meter.start()
+                meters.start()
             self._stream.synchronize()
-            return [{name: meter.result() for name, meter in named.items()} for named in meters]
+            results = iter(meters.results())
+            return [{name: next(results) for name in named} for named in references]
 
-    def _meter(self, name: str, slot: int, reference: Array, kinds: Mapping[str, TensorKind]) -> DeviceMeter:
-        """The meter of an output and a set of references; a new one when the output has moved."""
-        refuse_output(name, {n: tuple(self._buffers[n].shape) for n in self.outputs}, reference)
-        buffer, meter = self._buffers[name], self._meters.get((name, slot))
-        if meter is None or not meter.is_of(buffer):
-            meter = self._meters[name, slot] = DeviceMeter(self._torch, buffer, kinds.get(name, TensorKind()))
-            meter.capture()
-        return meter
+    def _meters_of(
+        self, wanted: Sequence[tuple[str, Array]], kinds: Mapping[str, TensorKind]
+    ) -> DeviceMeters:
+        """Meters of these outputs; new ones when an output has moved."""
+        shapes = {name: tuple(self._buffers[name].shape) for name in self.outputs}
+        for name, reference in wanted:
+            refuse_output(name, shapes, reference)
+        candidates = [(self._buffers[name], kinds.get(name, TensorKind())) for name, _ in wanted]
+        if self._meters is None or not self._meters.are_of(candidates):
+            self._meters = DeviceMeters(self._torch, candidates)
+            self._meters.capture()
+        return self._meters
 
     def bind(self, feed: Feed) -> None:
         """Bring inputs to the device and make room for the outputs; `enqueue` runs on them."""
@@ -254,7 +252,7 @@ class TensorRtRunner:
 
     def close(self) -> None:
         """Give back the device's memory."""
-        self._meters.clear()
+        self._meters = None
         self._buffers.clear()
         for name in ("context", "_engine", "_runtime"):  # in this order: each needs the next
             self.__dict__.pop(name, None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, softmax
 
-from diag.engines.on_device import DeviceMeter
+from diag.engines.on_device import DeviceMeters
 from diag.numerics.measured import Measured, TensorKind
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -17,10 +17,12 @@ SHAPES = [(), (7,), (3, 5), (2, 6, 8), (2, 3, 4, 5)]
 
 
 def measured(reference: Any, candidate: Any, kind: TensorKind) -> Measured:
-    meter = DeviceMeter(torch, candidate, kind)
-    meter.bring(reference)
-    meter.start()
-    return meter.result()
+    meters = DeviceMeters(torch, [(candidate, kind)])
+    assert meters.are_of([(candidate, kind)])
+    assert not meters.are_of([(candidate.clone(), kind)])
+    meters.bring([reference])
+    meters.start()
+    return meters.results()[0]
 
 
 def pair(shape: tuple[int, ...], seed: int = 0) -> tuple[Any, Any]:
