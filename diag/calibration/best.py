@@ -11,7 +11,8 @@ is decided by a few large tokens, and chose worse (INT8, held-out data, in the e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,20 +50,26 @@ class _Reader:
     vectors: int = 0
     noise: dict[int, dict[str, float]] = field(default_factory=dict)
     """Operand number, then method, to the sum over vectors of noise over signal."""
+    energy: float = 0.0
+    error_energy: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Operand number, then method, to the energy of the error; `energy` is the signal's."""
 
     def observe(self, values: Mapping[str, Array], limits: Limits) -> None:
         given = {i: values[name] for i, name in self.tensors.items()} | self.weights
         signal = self._energies(given)
         alive = signal > _DEAD * signal.mean()
         self.vectors += int(np.count_nonzero(alive))
+        self.energy += float(signal.sum())
         for operand, tensor in self.tensors.items():
             noise = self.noise.setdefault(operand, dict.fromkeys(limits[tensor], 0.0))
-            known: dict[float, float] = {}  # methods often agree
+            energies = self.error_energy.setdefault(operand, dict.fromkeys(limits[tensor], 0.0))
+            known: dict[float, tuple[float, float]] = {}  # methods often agree
             for method, limit in limits[tensor].items():
                 if limit not in known:
                     error = self._energies({**given, operand: int8_error(given[operand], limit)})
-                    known[limit] = float((error[alive] / signal[alive]).sum())
-                noise[method] += known[limit]
+                    known[limit] = float((error[alive] / signal[alive]).sum()), float(error.sum())
+                noise[method] += known[limit][0]
+                energies[method] += known[limit][1]
 
     def _energies(self, operands: Mapping[int, Array]) -> NDArray[np.float64]:
         """Sum of squares of each output vector: along the channels of a convolution, else the last axis."""
@@ -83,28 +90,49 @@ def choose_best(
     `feeds` hold the batches that the table names as sampled (at most eight). Raises TableError when a layer
     has a measured tensor and none of them.
     """
-    readers = _readers(model, operands)
-    tensors = tuple(dict.fromkeys(name for reader in readers for name in reader.tensors.values()))
-    meter = Meter(model, tensors)
     wanted = {int(key, 16) for key in table.sampled_batches}
     limits = {
-        name: {m: r.absmax for m, r in table.tensors[name].methods.items() if r.absmax > 0}
-        for name in tensors
+        name: {m: r.absmax for m, r in found.methods.items() if r.absmax > 0}
+        for name, found in table.tensors.items()
     }
     progress.start("weighing the methods by the layers' outputs", len(wanted))
-    for _, _, batch in feeds.read(_pass_over if skip_bad else None):
-        if split(batch).key in wanted:
-            values = meter.run(batch).values
-            for reader in readers:
-                reader.observe(values, limits)
-            wanted.discard(split(batch).key)
-            progress.advance()
+
+    def sampled() -> Iterator[Mapping[str, Array]]:
+        for _, _, batch in feeds.read(_pass_over if skip_bad else None):
+            if (key := split(batch).key) in wanted:
+                yield batch
+                wanted.discard(key)
+                progress.advance()
+
+    costs = output_costs(model, operands, limits, sampled())
     if wanted:
         raise TableError(
             f"{len(wanted)} of the batches that the table samples are not in the data",
             "Give all data that the table was made from.",
         )
-    return _with_costs(table, _costs(readers))
+    return _with_costs(table, costs)
+
+
+def output_costs(
+    model: Model,
+    operands: Sequence[Operand],
+    limits: Limits,
+    batches: Iterable[Mapping[str, Array]],
+    with_energy: bool = False,
+) -> dict[str, dict[str, float]]:
+    """Noise over signal that each range of `limits` (by tensor, then by any name) costs the layers' outputs.
+
+    One operand is rounded at a time, in INT8. Tensors that no linear layer reads are left out. `with_energy`:
+    the geometric mean of this with the ratio of energies, which large vectors decide.
+    """
+    readers = _readers(model, operands)
+    tensors = tuple(dict.fromkeys(name for reader in readers for name in reader.tensors.values()))
+    meter = Meter(model, tensors)
+    for batch in batches:
+        values = meter.run(batch).values
+        for reader in readers:
+            reader.observe(values, limits)
+    return _costs(readers, with_energy)
 
 
 def _pass_over(number: int, origin: str) -> None:
@@ -123,11 +151,12 @@ def _readers(model: Model, operands: Sequence[Operand]) -> list[_Reader]:
         tensors = {o.input: o.tensor for o in found if o.weight is None}
         if tensors and len(found) == len(_SIDES):
             axis = 1 if model.layer_by_id[layer].op_type in CONVOLUTIONS else -1
-            readers.append(_Reader(_alone(model, nodes[layer]), tensors, weights, axis))
+            readers.append(_Reader(layer_alone(model, nodes[layer]), tensors, weights, axis))
     return readers
 
 
-def _alone(model: Model, node: NodeProto) -> Session:
+def layer_alone(model: Model, node: NodeProto) -> Session:
+    """A linear layer of its own, without bias; its operands are the inputs `a` and `b`."""
     copy = NodeProto()
     copy.CopyFrom(node)
     del copy.input[:]
@@ -139,14 +168,17 @@ def _alone(model: Model, node: NodeProto) -> Session:
     return Session(proto, {})
 
 
-def _costs(readers: Sequence[_Reader]) -> dict[str, dict[str, float]]:
+def _costs(readers: Sequence[_Reader], with_energy: bool) -> dict[str, dict[str, float]]:
     """Mean over the layers that read a tensor of noise / signal, by tensor and method."""
     shares: dict[str, dict[str, list[float]]] = {}
     for reader in readers:
         for operand, noise in reader.noise.items() if reader.vectors else ():
             of_tensor = shares.setdefault(reader.tensors[operand], {})
-            for method, energy in noise.items():
-                of_tensor.setdefault(method, []).append(energy / reader.vectors)
+            for method, total in noise.items():
+                cost = total / reader.vectors
+                if with_energy:
+                    cost = math.sqrt(cost * reader.error_energy[operand][method] / reader.energy)
+                of_tensor.setdefault(method, []).append(cost)
     return {
         tensor: {method: float(np.mean(found)) for method, found in methods.items()}
         for tensor, methods in shares.items()

@@ -1,0 +1,89 @@
+"""Error of linear layers' outputs when both operands are rounded, on rows of their input.
+
+Two views of it count, by their geometric mean: noise over signal of each output vector, all vectors alike, as in
+`diag.calibration.best`; and energy over energy. The first alone does not see the one token in fifty that holds the
+largest values, and attention leads every other token back to it: in MiniLM, clipping weights of FFN-down by the
+first alone gained 1.4 dB in each layer and cost the outputs 14 dB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diag.numerics.formats import FORMATS, dequantize, quantize, symmetric_scale
+
+Float = NDArray[np.float32]
+_DEAD = 1e-12
+"""A vector with less than this share of the mean energy has no ratio of its own."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a site is quantized: the format, the range of its tensor, the step ratios of each weight."""
+
+    format: str
+    limit: float
+    ratios: tuple[Float | None, ...]
+    """For each weight: factors on the min-max steps of its columns; None: 1."""
+
+    def activation(self, rows: Float) -> Float:
+        """Rows as the quantizer passes them on."""
+        fmt = FORMATS[self.format]
+        scale = symmetric_scale(np.array(self.limit), fmt)
+        return dequantize(quantize(rows, scale, fmt), scale)
+
+    def weight(self, number: int, values: Float) -> Float:
+        """A weight, shape (channels, outputs), as its codes give it back."""
+        ratio = self.ratios[number]
+        return rounded_columns(values, self.format, 1.0 if ratio is None else ratio)
+
+
+def rounded_columns(values: Float, fmt: str, ratio: Float | float = 1.0) -> Float:
+    """A matrix quantized with one scale for each column, min-max times `ratio`."""
+    scale = symmetric_scale(np.abs(values).max(axis=0) * ratio, FORMATS[fmt])
+    return dequantize(quantize(values, scale, FORMATS[fmt], 1), scale, 1)
+
+
+class Reference:
+    """Outputs of the layers that read a tensor, on some rows of it."""
+
+    def __init__(self, rows: Float, weights: Sequence[Float]) -> None:
+        """`rows`: (vectors, channels); each weight: (channels, outputs)."""
+        self.rows = rows
+        self.outputs = [rows @ weight for weight in weights]
+        self._signals = [_energies(output) for output in self.outputs]
+
+    def noise(self, rows: Float, weights: Sequence[Float]) -> list[float]:
+        """Noise over signal of each layer, given its operands as the quantizers pass them on."""
+        return [self.noise_of(number, rows @ weight) for number, weight in enumerate(weights)]
+
+    def noise_of(self, number: int, output: Float) -> float:
+        """The same of one layer's output."""
+        signal = self._signals[number]
+        alive = signal > _DEAD * signal.mean()
+        error = _energies(output - self.outputs[number])
+        if not alive.any():
+            return 0.0
+        return math.sqrt(float((error[alive] / signal[alive]).mean()) * float(error.sum() / signal.sum()))
+
+    def row_weights(self, number: int) -> Float:
+        """1 / |output| of each row, by which rows count alike in a sum of squares; 0 for dead rows."""
+        signal = self._signals[number]
+        alive = signal > _DEAD * signal.mean()
+        return np.where(alive, 1 / np.sqrt(np.where(alive, signal, 1)), 0).astype(np.float32)
+
+
+def _energies(output: Float) -> NDArray[np.float64]:
+    return np.asarray(np.square(output, dtype=np.float64).sum(axis=-1))
+
+
+def gain_db(before: float, after: float) -> float:
+    """By how many dB noise fell; 0 where there was none."""
+    if before <= 0:
+        return 0.0
+    return 10 * math.log10(before / max(after, before * 1e-30))
