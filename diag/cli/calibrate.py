@@ -8,7 +8,7 @@ import typer
 
 from diag.calibration.remarks import Remark, costs_of, measured_methods, remarks
 from diag.calibration.table import PERCENTILE, CalibrationTable
-from diag.cli import caches, options
+from diag.cli import caches, compensation, options
 from diag.cli.console import Output, with_bar
 from diag.errors import UsageError
 from diag.pipeline.cache_import import ImportSettings
@@ -90,10 +90,23 @@ def run(
     import_: Import = None,
     export: Export = False,
     tensorrt_version: Version = None,
+    compensate: compensation.Compensate = False,
+    model_out: compensation.ModelOut = None,
+    holdout: compensation.Holdout = None,
+    steps: compensation.Steps = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     output = Output(as_json, quiet)
+    if compensate or model_out is not None or holdout is not None or steps is not None:
+        compensation.refuse_mixed(compensate, merged or export or import_ is not None or all_tensors)
+        asked_model = _only(files)
+        return compensation.run(
+            compensation.settings_of(
+                asked_model, _given(data), out, model_out, holdout, limit, method, plan, steps
+            ),
+            output,
+        )
     _refuse_mixed(merged, export, import_ is not None)
     if merged or export:
         _refuse_data("--merge joins" if merged else "--export writes", data, plan, limit)

@@ -61,29 +61,32 @@ class Lowering:
     format: str
     """The quantized format that is compensated."""
     out_of_range: OutOfRange = "clamp"
+    fused: bool = False
+    """Whether quantizers are placed where engines fuse them."""
 
     def types(self, model: Model) -> Mapping[str, TensorInfo]:
+        """Element types and shapes of a model's tensors."""
         return complete(shapes.infer(model), model)
 
     def operands(self, model: Model) -> tuple[Operand, ...]:
         """Operands of the layers in the compensated format."""
         formats = {layer: fmt for layer, fmt in self.formats.items() if fmt == self.format}
-        return operands_of(model, formats, self.types(model))
+        return operands_of(model, formats, self.types(model), self.fused)
 
     def typed(self, draft: Draft) -> TypedModel:
         """The draft in the plan's formats."""
+        fmt = FORMATS[self.format]
+        steps = {name: float(symmetric_scale(np.array(draft.limit(name)), fmt)) for name in draft.ranges}
         return apply_formats(
             draft.model,
             {layer.id: self.formats.get(layer.id, self.base) for layer in draft.model.layers},
             base=self.base,
-            scales={name: self._step(draft.limit(name)) for name in draft.ranges},
+            scales={self.format: steps},
             out_of_range=self.out_of_range,
             weight_ratios=draft.weight_ratios,
             corrections=draft.corrections,
+            fused=self.fused,
         )
-
-    def _step(self, limit: float) -> float:
-        return float(symmetric_scale(np.array(limit), FORMATS[self.format]))
 
 
 def activations(operands: Sequence[Operand]) -> tuple[str, ...]:
@@ -94,7 +97,7 @@ def activations(operands: Sequence[Operand]) -> tuple[str, ...]:
 def measured_again(
     draft: Draft, model: Model, tensors: Sequence[str], touched: frozenset[str], feeds: CalibrationFeeds
 ) -> Draft:
-    """The draft of an edited model: ranges of what the edit touched, or made, are measured on all of `feeds`."""
+    """The draft of an edited model; ranges of what the edit touched, or made, are measured on `feeds`."""
     wanted = tuple(name for name in tensors if name in touched or name not in draft.ranges)
     found = measure(model, wanted, feeds, RunOptions(), Silent())
     fresh = table_of(found, "", draft.method).tensors

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from diag.engines.emulation import stub
 from diag.model.graph import Model, captured_names
@@ -68,13 +67,13 @@ class Rewrite:
         return candidate
 
     def insert(
-        self, op_type: str, label: str, inputs: Sequence[str], readers: Sequence[str], **attrs: Any
+        self, op_type: str, label: str, inputs: Sequence[str], readers: Sequence[str], **attrs: int
     ) -> str:
         """Put a node between its first input and the layers that read it; the tensor they read instead."""
         name = self.fresh(f"{NAMESPACE}/{label}/{inputs[0]}")
         node = NodeProto(op_type=op_type, name=name, input=inputs, output=[name])
         for key, value in attrs.items():
-            node.attribute.add(name=key, i=value, type=2)
+            node.attribute.append(helper.make_attribute(key, value))
         first = min(readers, key=lambda layer: self._model.layer_by_id[layer].index)
         self._before.setdefault(first, []).append(node)
         for reader in readers:

@@ -1,7 +1,7 @@
 """The walk from an activation back to the constants that scale its channels.
 
-It goes through operators that commute with a positive factor for each channel, and only along tensors that nothing
-else reads. That the result is exact is proven by the outputs of the edited model, not here.
+It goes through operators that commute with a positive factor for each channel, and only along tensors that
+nothing else reads. That the result is exact is proven by the outputs of the edited model, not here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HOMOGENEOUS = frozenset({"Identity", "Relu", "LeakyRelu", "Dropout", "Cast"})
 """f(s x) = s f(x) for s > 0, element by element."""
 
 _VIEWS = frozenset({"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast"})
-"""Between a V projection and its MatMul with the probabilities; Expand repeats the heads of grouped queries."""
+"""Between a V projection and its MatMul with the probabilities; Expand repeats heads (grouped queries)."""
 
 _LINEAR = frozenset({"MatMul", "Gemm"})
 
@@ -46,7 +46,7 @@ class Path:
 
 
 def walk_back(model: Model, tensor: str, channels: int, types: Mapping[str, TensorInfo]) -> Path | None:
-    """Constants in front of `tensor` by which each of its channels (last axis) can be divided; None: there are none."""
+    """Constants in front of `tensor` that can divide its channels (last axis); None: there are none."""
     found = _Walk(model, channels).back(tensor)
     if found is not None:
         return found

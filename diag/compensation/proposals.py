@@ -1,4 +1,4 @@
-"""What each step of compensation proposes: for each group of layers, an edit of the draft and its gain by layer."""
+"""What each step of compensation proposes: for each group of layers, an edit and its gain by layer."""
 
 from __future__ import annotations
 

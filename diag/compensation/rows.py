@@ -1,4 +1,4 @@
-"""Rows of activations that the searches look at: a few from each of a few batches, one group of tensors at a time."""
+"""Rows of activations that the searches look at: some of each of a few batches, a few tensors at a time."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ class CompensationRules(BaseModel):
     least_layer_gain_db: float
     least_output_gain_db: float
     least_batches_better: float
+    judge_batches: int
     search_batches: int
     search_rows: int
     search_bytes: int

@@ -1,4 +1,4 @@
-"""The steps of compensation, one after another; each group's change is kept only if held-out outputs improve."""
+"""The steps of compensation in turn; each group's change is kept only if held-out outputs improve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS: Mapping[str, Propose] = {
     "scale": propose_ranges,
     "weights": propose_weight_steps,
 }
-"""Bias correction first: smoothing leaves small channels with nearly constant errors, and is judged with them off."""
+"""Bias correction first: smoothing leaves nearly constant errors in small channels, and is judged without."""
 
 STEPS_IN_WORDS = {
     "bias": "mean error of each channel taken off",
@@ -57,7 +57,7 @@ class Compensated:
 def compensate(
     place: Workplace, bench: Bench, draft: Draft, steps: Sequence[str], progress: Progress
 ) -> Compensated:
-    """Try the steps in their order, group by group. `draft` holds the original model and its measured ranges."""
+    """Try the steps in their order, group by group. `draft`: the original model and its measured ranges."""
     progress.start("judging the quantized model", None)
     before = bench.judge(draft)
     found = Compensated(draft, before, before, Difference(0.0, 0.0))

@@ -1,9 +1,9 @@
 """Where a scale can move from an activation into constants, so that the model computes the same in FP32.
 
-A site is the input of linear layers. Each of its channels may be divided by a number if the constants that make
-the tensor take the division, and the weights that it meets the multiplication: SmoothQuant's migration. Where
-another layer reads the tensor too, as a residual Add behind a norm does, nothing may be divided in front; then a
-Mul on the way to the linear layers is the only place.
+A site is the input of linear layers. Each of its channels may be divided by a number if the constants that
+make the tensor take the division, and the weights that it meets the multiplication: SmoothQuant's migration.
+Where another layer reads the tensor too, as a residual Add behind a norm does, nothing may be divided in
+front; then a Mul on the way to the linear layers is the only place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SmoothQuant: scale moved from activations into weights, channel by channel (Xiao et al. 2023, arXiv 2211.10438)."""
+"""SmoothQuant: scale moved from activations into weights by channel (Xiao et al. 2023, arXiv 2211.10438)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def migration(
 ) -> Float:
     """Factors max|x|^alpha / max|w|^(1 - alpha) of each channel, as powers of two around 1.
 
-    Their geometric mean is 1: a common factor changes no quantizer. Channels without activation or without
+    Their median is 1: a common factor changes no quantizer. Channels without activation or without
     weight keep 1. `ties`: class of each channel; a class gets one factor, from its largest values.
     """
     largest = np.maximum.reduce([np.abs(weight).max(axis=1) for weight in weights])
@@ -84,8 +84,9 @@ def migration(
         return np.ones(len(absmax), np.float32)
     exponents = np.zeros(len(absmax))
     exponents[alive] = alpha * np.log2(x[alive]) - (1 - alpha) * np.log2(w[alive])
-    exponents[alive] -= exponents[alive].mean()
-    return np.exp2(np.clip(np.rint(exponents), -_MOST_EXPONENT, _MOST_EXPONENT)).astype(np.float32)
+    exponents[alive] -= np.median(exponents[alive])  # most channels then keep their values
+    bounded = np.clip(np.rint(exponents), -_MOST_EXPONENT, _MOST_EXPONENT)
+    return np.asarray(np.exp2(bounded), np.float32)
 
 
 def _by_class(values: NDArray[np.float64], ties: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -95,7 +96,7 @@ def _by_class(values: NDArray[np.float64], ties: NDArray[np.intp]) -> NDArray[np
 
 
 def apply_scale(rewrite: Rewrite, site: Site, factors: Float, into_weights: bool = True) -> str:
-    """Divide the channels of a site by `factors` and multiply its weights; the tensor that its layers read then."""
+    """Divide a site's channels by `factors` and multiply its weights; the tensor its layers read then."""
     readers = [taker.layer for taker in site.takers]
     tensor = site.tensor
     for giver in site.givers:

@@ -68,7 +68,7 @@ def search_split(
 
 def split_counts(channels: int, most: float) -> tuple[int, ...]:
     """Numbers of channels to try: 1, 2 and 4 times the alignment that the width has, up to `most` of it."""
-    alignment = min(channels & -channels, _WIDEST_ALIGNMENT)
+    alignment = max(1, min(channels & -channels, _WIDEST_ALIGNMENT))
     return tuple(n * alignment for n in (1, 2, 4) if n * alignment <= most * channels)
 
 

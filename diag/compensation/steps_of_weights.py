@@ -41,4 +41,4 @@ def _best(reference: Reference, number: int, weight: Float, fmt: str, ratios: Se
     for ratio in ratios:
         error = np.square(reference.rows @ (rounded_columns(weight, fmt, ratio) - weight), dtype=np.float64)
         errors.append(error.sum(axis=0) * (error * alike).sum(axis=0))
-    return np.asarray(ratios, np.float32)[np.argmin(errors, axis=0)]
+    return np.asarray(np.take(np.asarray(ratios, np.float32), np.argmin(errors, axis=0)))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.compare.comparison import TensorKind
 from diag.compare.record import Record
 from diag.compensation.draft import Draft, Lowering
 from diag.compensation.rules import CompensationRules
@@ -18,6 +17,7 @@ from diag.engines.emulation import emulate
 from diag.engines.onnxruntime import Session
 from diag.engines.reference import Trust, with_outputs
 from diag.model.graph import Model
+from diag.numerics.measured import TensorKind
 
 Array = NDArray[Any]
 Metrics = Mapping[str, Mapping[str, float]]
@@ -113,7 +113,7 @@ class Bench:
         return Outcome(self._worth(whole), tuple(by_batch), metrics)
 
     def _records(self) -> dict[str, Record]:
-        return {name: self._kinds.get(name, TensorKind()).record() for name in self._outputs}
+        return {name: Record.of(self._kinds.get(name, TensorKind())) for name in self._outputs}
 
     def _worth(self, records: Mapping[str, Record]) -> float:
         found = self._damage({name: record.metrics() for name, record in records.items()})
