@@ -12,6 +12,7 @@ from diag.cli.console import Output, with_bar
 from diag.drift.stats import Stats, TensorStats
 from diag.errors import UsageError
 from diag.pipeline.profile import ProfileSettings, merge_profiles, profile_model
+from diag.pipeline.profile_slices import profile_model_slices
 
 NAME = "profile"
 HELP = (
@@ -57,6 +58,15 @@ def run(
         str | None,
         typer.Option("--date", metavar="DATE", help="When the data were seen (YYYY-MM-DD), for timelines."),
     ] = None,
+    slices: Annotated[
+        str | None,
+        typer.Option(
+            "--slice",
+            metavar="SLICES",
+            help="Statistics for each slice, in folders under STATS: FILE.csv:COLUMN (one row a request, in "
+            "the order of the data), or folders (each subfolder of the data is a slice).",
+        ),
+    ] = None,
     merged: Annotated[
         bool, typer.Option("--merge", help="Join statistics of parts of the data, exactly.")
     ] = False,
@@ -71,8 +81,23 @@ def run(
         found = merge_profiles(files, out)
     else:
         settings = ProfileSettings(_only(files), _given(data), out, calibration, limit, channels, date)
+        if slices is not None:
+            return _run_slices(settings, slices, Output(as_json, quiet))
         found = with_bar(quiet or as_json, lambda progress: profile_model(settings, progress))
     Output(as_json, quiet).result(_as_json(found, out), lambda: _as_text(found, out))
+    return 0
+
+
+def _run_slices(settings: ProfileSettings, slices: str, output: Output) -> int:
+    silent = output.quiet or output.as_json
+    found = with_bar(silent, lambda progress: profile_model_slices(settings, slices, progress))
+    counted = {name: stats.source.requests for name, stats in found.items()}
+    output.result(
+        {"stats": settings.out, "slices": counted},
+        lambda: "\n".join(
+            [f"{name}: {number} requests" for name, number in counted.items()] + [settings.out]
+        ),
+    )
     return 0
 
 

@@ -31,10 +31,10 @@ def _ratio(known: Ratio, calibration: Side, production: Side) -> float | None:
 
 
 def swapped_channels(calibration: Double, production: Double, rules: DriftRules) -> bool:
-    """Whether production's three channels come in reverse order, from the channels' means, shape (3,).
+    """Whether production's three channels look reversed, from the channels' means, shape (3,).
 
-    Channels that were normalized with ImageNet's constants are swapped before that: both are tried. Means of
-    other pictures differ too, so only a swap that explains nearly all of the difference counts.
+    Channels that were normalized with ImageNet's constants are swapped before that: both are tried. Other
+    pictures have other means too, so this is a hint: a change of light from warm to cold looks the same.
     """
     if calibration.shape != (3,) or production.shape != (3,):
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -13,9 +13,10 @@ from onnx import TensorProto
 
 from diag.calibration.meter import channel_axis_of
 from diag.calibration.table import CalibrationTable
-from diag.drift.accumulate import Requests, count_batch, requests_of
+from diag.drift.accumulate import Requests, count_batch
 from diag.drift.bins import LAST_CODE
 from diag.drift.merge import Merger
+from diag.drift.slices import SlicePart, split_by_slice
 from diag.drift.stats import Kind, ScaleFrom, Source, Stats, Tensor
 from diag.engines.watch import Watcher, overlapped
 from diag.errors import TableError
@@ -109,24 +110,42 @@ def profile(
 
     `when`: the time of the data, in seconds since 1970. Raises DataError and EngineError.
     """
+    found = profile_slices(model, like, feeds, channels, when, progress, None)
+    return next(iter(found.values()), like)
+
+
+def profile_slices(
+    model: Model,
+    like: Stats,
+    feeds: Feeds,
+    channels: bool,
+    when: float | None,
+    progress: Progress,
+    slices: Iterator[str] | None,
+) -> dict[str, Stats]:
+    """As `profile`, one statistics for each slice: `slices` gives the slice of each request in turn (None:
+    one slice of all). Raises DataError also when it ends before the requests do."""
     names = [tensor.name for tensor in like.tensors]
     watcher = Watcher(model, names)
     axes = {name: channel_axis_of(model, name) for name in names} if channels else {}
 
-    def run(found: tuple[str, Mapping[str, Array]]) -> tuple[dict[str, Array], Requests]:
+    def run(found: tuple[str, Mapping[str, Array]]) -> list[SlicePart]:
         origin, batch = found
-        return watcher.run(batch), requests_of(batch, short_label(origin))
+        return split_by_slice(batch, watcher.run(batch), short_label(origin), slices)
 
-    def count(seen: tuple[dict[str, Array], Requests]) -> Stats:
-        values, requests = seen
-        return count_batch(like, values, requests, axes, _source(requests, feeds.seed, when))
+    def count(parts: list[SlicePart]) -> list[tuple[str, Stats]]:
+        return [
+            (p.name, count_batch(like, p.values, p.requests, axes, _source(p.requests, feeds.seed, when)))
+            for p in parts
+        ]
 
-    merger = Merger(like)
+    mergers: dict[str, Merger] = {}
     progress.start("profiling", len(feeds))
     for counted in overlapped(feeds.with_origins(), run, count):
-        merger.add(counted)
+        for name, stats in counted:
+            mergers.setdefault(name, Merger(like)).add(stats)
         progress.advance()
-    return merger.result()
+    return {name: merger.result() for name, merger in mergers.items()}
 
 
 def _source(requests: Requests, seed: int | None, when: float | None) -> Source:

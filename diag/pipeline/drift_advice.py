@@ -38,6 +38,8 @@ class Advisor:
     def advise(self) -> list[DriftAdvice]:
         """Everything worth doing, the most likely cause first."""
         fixes = list(self._preprocessing())
+        if any(self.compared.verdict.cause in fix.tensors for fix in fixes):
+            return fixes  # what follows from wrong pixels needs no remedy of its own
         names = [name for name in self.compared.drifting if self.compared.pairs[name][1].spread.elements]
         if not names:
             return fixes or [DriftAdvice(action="nothing", text="The calibrated ranges fit production.")]
@@ -53,7 +55,7 @@ class Advisor:
                 found.append(self._fix(f"Production's {text} (tensor {name}).", name, gain))
         for name, means in self._channel_means().items():
             if swapped_channels(*means, self.rules):
-                text = f"Production's channels come in reverse order, BGR for RGB (input {name})."
+                text = f"Production's channels look reversed, BGR for RGB: swapped, their means fit ({name})."
                 found.append(self._fix(text, name, None))
         return found
 
@@ -82,16 +84,16 @@ class Advisor:
         return back.noise.sqnr_db - production.noise.sqnr_db
 
     def _channel_means(self) -> dict[str, tuple[Double, Double]]:
-        before = self.sources.calibration.stats
+        """Means of the channels at the model's entrance, where both sides hold them."""
+        before, now = self.sources.calibration.stats, self.sources.production
         if before is None:
             return {}
+        names = [t.name for t in now.tensors if t.kind == "input"]
+        names += [t.name for t in now.tensors if t.kind != "input"][:1]
         found = {}
-        for name in before.channels:
-            if (
-                before.tensors[before.index[name]].kind == "input"
-                and name in self.sources.production.channels
-            ):
-                means = _means(before, name), _means(self.sources.production, name)
+        for name in names:
+            if name in before.channels and name in now.channels:
+                means = _means(before, name), _means(now, name)
                 if means[0] is not None and means[1] is not None:
                     found[name] = means[0], means[1]
         return found

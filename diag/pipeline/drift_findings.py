@@ -19,6 +19,9 @@ _SAID = {
 def verdict_sentence(drift: Drift) -> str:
     """One sentence."""
     where = f"{drift.production_requests:,} production requests"
+    hints = [advice.text for advice in drift.advice if advice.action == "fix-preprocessing"]
+    if drift.level == "ok" and hints:
+        return f"No range drifts over {where}, but: {hints[0]}"
     if drift.level == "ok":
         return f"No drift: the calibrated ranges fit all {len(drift.tensors)} tensors over {where}."
     cause = _cause(drift)
@@ -49,12 +52,12 @@ def _cause(drift: Drift) -> DriftTensor:
 
 def _drifted(drift: Drift) -> Iterator[Finding]:
     if drift.level == "ok":
-        swapped = [a for a in drift.advice if a.action == "fix-preprocessing"]
-        for number, advice in enumerate(swapped, 1):
+        hints = [a for a in drift.advice if a.action == "fix-preprocessing"]
+        for number, advice in enumerate(hints, 1):
             yield Finding(
                 id=f"preprocessing-{number}",
                 kind="drift",
-                severity="error",
+                severity="warning",
                 layers=advice.tensors,
                 title=advice.text.rstrip("."),
                 mend=Mend(text="Fix the preprocessing of production.", command=advice.command),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from diag.calibration.table import CalibrationTable, read_table
 from diag.drift.merge import merge
@@ -115,7 +116,7 @@ def _groups(paths: Sequence[str]) -> Iterator[Group]:
         for folder in (path, *slices):
             files = _files(folder) if folder.is_dir() else [folder]
             for file in files:
-                name = folder.name if folder is not path else ""
+                name = unquote(folder.name) if folder is not path else ""
                 found.setdefault((name, _date_in_name(file)), []).append(file)
     if not found:
         raise StatsError(f"{str(paths[0])!r} holds no statistics", "Make them with trtdiag profile.")

@@ -44,11 +44,13 @@ def profile_model(settings: ProfileSettings, progress: Progress) -> Stats:
 
     Raises DataError, EngineError, ModelError, OutputError, StatsError, TableError and UsageError.
     """
-    when = None if settings.date is None else _time(settings.date)
+    when = time_of(settings.date)
     model = load_model(settings.model)
     feeds = open_feeds(settings.data, model.inputs, settings.limit, finite=False)
     file = output_file(settings.out)
-    found = profile(model, _like(model, feeds, settings, progress), feeds, settings.channels, when, progress)
+    found = profile(
+        model, like_of(model, feeds, settings, progress), feeds, settings.channels, when, progress
+    )
     write_stats(found, file)
     return found
 
@@ -62,7 +64,10 @@ def merge_profiles(paths: Sequence[str], out: str) -> Stats:
     return found
 
 
-def _time(date: str) -> float:
+def time_of(date: str | None) -> float | None:
+    """A date in seconds since 1970. Raises UsageError."""
+    if date is None:
+        return None
     try:
         found = datetime.fromisoformat(date)
     except ValueError as error:
@@ -70,7 +75,7 @@ def _time(date: str) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def _like(model: Model, feeds: Feeds, settings: ProfileSettings, progress: Progress) -> Stats:
+def like_of(model: Model, feeds: Feeds, settings: ProfileSettings, progress: Progress) -> Stats:
     """Nothing yet of the tensors that are to be counted."""
     path = settings.calibration
     if path is not None and is_stats(path):

@@ -17,6 +17,7 @@ from diag.report.drift import Drift, DriftDay, DriftSlice
 from diag.report.schema import Report
 
 MAX_TENSORS, MAX_GROUPS = 6, 8
+_TONES = {"ok": "green", "warn": "yellow", "bad": "red", "plain": "default"}
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -25,7 +26,7 @@ def drift_summary(report: Report, width: int = 100, files: Sequence[str] = ()) -
     drift = report.drift
     assert drift is not None
     lead = headline(report)
-    first = Text(lead.label.upper(), style=f"bold {_STYLES[drift.level]}").append(
+    first = Text(lead.label.upper(), style=f"bold {_TONES[lead.tone]}").append(
         f"  {clean(lead.sentence)}", "none"
     )
     sides = f"{drift.calibration}; {count(drift.production_requests, 'request')} in {drift.production}"

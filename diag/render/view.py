@@ -103,7 +103,8 @@ def headline(report: Report) -> Headline:
         return Headline(*(("ok", "Pass") if report.gate.passed else ("bad", "Fail")), sentence)
     if report.drift is not None:
         words = {"ok": ("ok", "No drift"), "warn": ("warn", "Look closer"), "fail": ("bad", "Drift")}
-        return Headline(*words[report.drift.level], sentence)
+        level = "warn" if report.findings and report.drift.level == "ok" else report.drift.level
+        return Headline(*words[level], sentence)
     broken = any(is_broken(output.metrics) for output in report.outputs)
     if broken or any(finding.severity == "error" for finding in report.findings):
         return Headline("bad", "Damaged", sentence)
