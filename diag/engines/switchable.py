@@ -16,6 +16,7 @@ from onnx import NodeProto, TensorProto, helper
 from diag.engines.emulation import emulate, rename
 from diag.engines.onnxruntime import Array, Session
 from diag.engines.paired import Group, Pairing
+from diag.engines.reference import with_outputs
 from diag.engines.slices import chunk_reads, piece_proto
 from diag.model.graph import Layer, Model, TensorInfo
 
@@ -59,12 +60,23 @@ class Switchable:
         Raises EngineError when ONNX Runtime cannot run the graph.
         """
         self.switches = frozenset(switches)
+        self.always_low = frozenset(always_low)
         self.output_names = tuple(n for n in model.outputs if types[n].is_float)
         builder = _Builder(model, emulate(typed), types)
-        groups = builder.groups(self.switches, frozenset(always_low))
+        groups = builder.groups(self.switches, self.always_low)
         self._pieces = _pieces(builder, groups, self.switches, self.output_names)
         self.forward_equivalents = 0.0
         """Work done so far, in whole forward passes of one batch."""
+        self._plain: Session | None = None
+        if always_low:  # with every switch off this graph is not the reference
+            self._plain = Session(with_outputs(model.proto, list(self.output_names)), model.weights)
+
+    def reference(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs of one batch in FP32 throughout, whatever is always lowered here."""
+        if self._plain is None:
+            return self.outputs(feed, ())
+        self.forward_equivalents += 1.0
+        return self._plain.run(feed)
 
     def outputs(self, feed: Mapping[str, Array], low: Collection[str]) -> dict[str, Array]:
         """Outputs of one batch with the layers of `low` lowered; nothing is kept."""

@@ -104,7 +104,8 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
     typed = planned.apply(table)
     ranked = _ranking(settings, key, typed)
     candidates, switchable = _switchable(planned, typed, ranked, data.batches[0], trust, progress)
-    store = TrialStore(out / TRIALS_FILE, key)
+    # What is lowered throughout is part of every trial; it depends on the ranking that was handed in.
+    store = TrialStore(out / TRIALS_FILE, "\n".join([key, *sorted(switchable.always_low)]))
     variants = Variants(switchable, data.batches, tensor_kinds(planned, trust), store, metric, data.labels)
     shaped = {name: tuple(array.shape) for name, array in data.batches[0].items()}
     concrete = shapes.infer(model, shapes.bind(model, shaped), trust.shape_values)

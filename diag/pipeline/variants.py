@@ -119,7 +119,7 @@ class Variants:
 
     def _reference(self, number: int) -> Mapping[str, Array]:
         if number not in self._references:
-            self._references[number] = self._switchable.outputs(self._batches[number], ())
+            self._references[number] = self._switchable.reference(self._batches[number])
         return self._references[number]
 
     def _outputs(self, low: frozenset[str], number: int, alone: bool) -> Mapping[str, Array]:
