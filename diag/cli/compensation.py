@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from diag.calibration.table import CalibrationTable, Credit
+from diag.calibration.table import CalibrationTable
 from diag.cli.console import Output, with_bar
-from diag.compensation.run import STEPS, STEPS_IN_WORDS, Compensated
+from diag.compensation.credits import credit_lines
+from diag.compensation.run import STEPS, Compensated
 from diag.compensation.trial import Metrics
 from diag.errors import UsageError
 from diag.pipeline.compensate import CompensateSettings, compensate_model
@@ -115,32 +115,3 @@ def _text(table: CalibrationTable, found: Compensated, settings: CompensateSetti
         f"(relative L2 {found.difference.rel_l2:.1e})"
     )
     return "\n".join(lines)
-
-
-def credit_lines(found: Sequence[Credit]) -> list[str]:
-    """One line for each group of each step, and its total."""
-    lines = []
-    for step in STEPS:
-        of_step = [credit for credit in found if credit.step == step]
-        if not of_step:
-            continue
-        total = sum(_gain_db(credit) for credit in of_step if credit.kept)
-        lines.append(f"{step} ({STEPS_IN_WORDS[step]}): {total:+.2f} dB")
-        lines += [f"  {_credit(credit)}" for credit in of_step]
-    return lines
-
-
-def _credit(credit: Credit) -> str:
-    layers = f"{len(credit.layers)} layers of {credit.group}"
-    own = sum(credit.layers.values()) / max(len(credit.layers), 1)
-    if credit.kept:
-        return (
-            f"kept for {layers}: outputs {_gain_db(credit):+.2f} dB, the layers' own {own:+.2f} dB on average"
-        )
-    return f"not for {layers} (own outputs {own:+.2f} dB): {credit.reason}"
-
-
-def _gain_db(credit: Credit) -> float:
-    if credit.before <= 0 or credit.after <= 0:
-        return 0.0
-    return 10 * math.log10(credit.before / credit.after)

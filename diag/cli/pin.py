@@ -24,10 +24,20 @@ from diag.cli.search_options import (
     Target,
     settings_of,
 )
+from diag.compensation.credits import credit_lines
+from diag.pipeline.pin_compensated import CompensatedPins, pin_compensated
 from diag.pipeline.search import PinResult, pin_layers
 from diag.pipeline.search_settings import RANKING_FILE
 from diag.pipeline.trials import Metrics
 from diag.search.target import Target as SearchTarget
+
+Compensate = Annotated[
+    bool,
+    typer.Option(
+        "--compensate",
+        help="Try better scales first (see calibrate --compensate); say which pins they make unnecessary.",
+    ),
+]
 
 _SHOWN = 12
 
@@ -55,15 +65,48 @@ def run(
     jobs: Jobs = 1,
     ray: Ray = None,
     confirm: Confirm = None,
+    compensate: Compensate = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     base = (model, data, out, target or [], plan, format_, calibration, holdout, limit, budget)
     pin = PinOptions(max_pins, max_price, tuple(prices or ()), ranking, confirm)
     settings = settings_of(SearchOptions(*base, metric, jobs, ray), pin)
-    result = with_bar(quiet or as_json, lambda progress: pin_layers(settings, progress))
-    Output(as_json, quiet).result(_body(result), lambda: _text(result, SearchTarget(settings.target), out))
+    if compensate:
+        both = with_bar(quiet or as_json, lambda progress: pin_compensated(settings, progress))
+        result, after = both.result, _compensation_text(both)
+        body = {**_body(result), **_compensation_body(both)}
+    else:
+        result, after = with_bar(quiet or as_json, lambda progress: pin_layers(settings, progress)), ""
+        body = _body(result)
+    Output(as_json, quiet).result(body, lambda: _text(result, SearchTarget(settings.target), out) + after)
     return 0 if result.met else 1
+
+
+def _compensation_body(both: CompensatedPins) -> dict[str, object]:
+    return {
+        "model": both.model,
+        "calibration": both.table,
+        "steps": [credit.model_dump() for credit in both.compensated.credits],
+        "pins_without_compensation": both.plain.search.pins if both.plain.met else None,
+        "unnecessary_pins": both.unnecessary,
+    }
+
+
+def _compensation_text(both: CompensatedPins) -> str:
+    lines = [
+        "",
+        "compensation, tried first:",
+        *(f"  {line}" for line in credit_lines(both.compensated.credits)),
+    ]
+    if both.plain.met:
+        lines.append(
+            f"without it {len(both.plain.search.pins)} pins were needed; unnecessary now: "
+            f"{', '.join(both.unnecessary) or 'none'}"
+        )
+    else:
+        lines.append("without it no set of pins met the target")
+    return "\n".join([*lines, f"the pins belong to {both.model} with {both.table}"])
 
 
 def _body(result: PinResult) -> dict[str, object]:

@@ -162,8 +162,25 @@ def _info(found: Found) -> SearchInfo:
         prices=search.prices.source,
         points=[_point(found, p, first, start) for p in found.points],
         proof=found.proof,
-        notes=[f"{pin} is unstable: it appears or vanishes {why}." for pin, why in found.unstable.items()],
+        notes=[
+            *(f"{pin} is unstable: it appears or vanishes {why}." for pin, why in found.unstable.items()),
+            *_before_pins(found),
+        ],
     )
+
+
+def _before_pins(found: Found) -> list[str]:
+    """What compensation brought, and the pins that it made unnecessary."""
+    before = found.search.settings.before
+    if before is None:
+        return []
+    lines = [f"Compensation, {line.strip()}." for line in before.credits]
+    if before.plain_pins is None:
+        return [*lines, "Without compensation no set of pins met the target."]
+    gone = [pin for pin in before.plain_pins if pin not in found.pins.pins]
+    named = f": {', '.join(gone)}" if gone else ""
+    needed = f"Without compensation {len(before.plain_pins)} pins were needed"
+    return [*lines, f"{needed}; {len(gone)} of them became unnecessary{named}."]
 
 
 def _point(found: Found, weighed: Weighed, first: Threshold, start: float) -> SearchPoint:

@@ -24,6 +24,16 @@ class Ceiling:
 
 
 @dataclass(frozen=True)
+class BeforePins:
+    """What compensation did to a model before pins were searched for it."""
+
+    credits: tuple[str, ...]
+    """What each step brought, in words."""
+    plain_pins: tuple[str, ...] | None
+    """Pins that the model needs without it; None when no pins were enough."""
+
+
+@dataclass(frozen=True)
 class SearchSettings:
     """Options of `rank` and `pin`, in their terms."""
 
@@ -50,3 +60,5 @@ class SearchSettings:
     """Address of a Ray cluster that measures."""
     confirm: str | None = None
     """`tensorrt` or `tensorrt-rtx`: build the final plan and hold it to the target there."""
+    before: BeforePins | None = None
+    """None for a model as it came."""

@@ -1,0 +1,65 @@
+"""`pin --compensate`: what scales can mend needs no pin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from compensation_graphs import HIDDEN, WIDTH, Graph, data, outlier_gamma, uniform
+
+from diag.cli.main import run as run_command
+
+
+def planted(folder: Path) -> str:
+    """Two projections behind one norm each; the first one's channel 3 is 128 times as large as it need be."""
+    g = Graph()
+    for name, size in (("bad", 128.0), ("good", 1.0)):
+        weight = uniform(len(name), WIDTH, HIDDEN)
+        weight[3] /= size
+        inputs = [
+            "x",
+            g.constant(f"{name}/gamma", outlier_gamma(size)),
+            g.constant(f"{name}/b", 0 * outlier_gamma(1)),
+        ]
+        g.add("LayerNormalization", inputs, f"{name}/norm", axis=-1)
+        g.linear(name, f"{name}/norm", weight)
+    g.add("Add", ["bad", "good"], "y")
+    return g.saved(folder, ["y"])
+
+
+def command(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        run_command(list(words))
+    return int(ended.value.code or 0)
+
+
+def test_the_pin_of_a_planted_channel_becomes_unnecessary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["pin", planted(tmp_path), "--data", data(tmp_path / "data", 9), "--format", "int8"]
+    words += ["--target", "sqnr_db>=30", "--out", str(out), "--compensate"]
+    assert command(*words, "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["pins_without_compensation"] == ["bad"] == body["unnecessary_pins"]
+    assert body["pins"] == []
+    assert any(step["step"] == "smooth" and step["kept"] for step in body["steps"])
+    report = json.loads((out / "report.json").read_text())
+    assert "1 of them became unnecessary: bad" in report["search"]["notes"][-1]
+    assert report["gate"]["passed"]
+
+
+def test_options_of_one_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["pin", planted(tmp_path), "--data", data(tmp_path / "data", 3), "--format", "int8"]
+    words += [
+        "--target",
+        "sqnr_db>=30",
+        "--out",
+        str(tmp_path / "out"),
+        "--compensate",
+        "--ranking",
+        "r.json",
+    ]
+    assert command(*words) == 2
+    assert "--ranking" in capsys.readouterr().err
