@@ -9,15 +9,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import diag
-from diag.drift.compare import Compared, compare, histogram_edges, tensor_report
-from diag.drift.merge import merge
+from diag.drift.compare import histogram_edges, tensor_report
 from diag.drift.requests import requests_needed
 from diag.drift.rules import DriftRules, drift_rules
-from diag.drift.stats import Stats
 from diag.errors import UsageError
 from diag.files import output_folder, write_texts
 from diag.model.graph import Model
@@ -25,6 +24,7 @@ from diag.model.load import load_model
 from diag.pipeline.drift_advice import Advisor
 from diag.pipeline.drift_costs import Costs, measure_costs
 from diag.pipeline.drift_findings import findings_of, verdict_sentence
+from diag.pipeline.drift_parts import Focus, Part, began, days_of, focus_of, slices_of
 from diag.pipeline.drift_settings import DriftSettings
 from diag.pipeline.drift_sources import Sources, open_sources
 from diag.progress import Progress
@@ -43,7 +43,9 @@ class Job:
 
     settings: DriftSettings
     sources: Sources
-    compared: Compared
+    focus: Focus
+    slices: tuple[Part, ...]
+    days: tuple[Part, ...]
     rules: DriftRules
     model: Model | None
     producers: Mapping[str, str]
@@ -64,10 +66,9 @@ def drift(settings: DriftSettings, progress: Progress) -> Report:
     model = load_model(settings.model) if settings.model else None
     _refuse_other_model(settings, sources, model)
     progress.start("comparing ranges", None)
-    compared = compare(sources.sides, sources.production_sides(sources.production), rules)
-    if not compared.pairs:
-        raise UsageError("the two sides hold no tensor in common", "Profile with --calibration TABLE.")
-    job = Job(settings, sources, compared, rules, model, _producers(sources, model))
+    slices, days = slices_of(sources, rules), days_of(sources, rules)
+    focus = focus_of(sources, slices, days, rules)
+    job = Job(settings, sources, focus, slices, days, rules, model, _producers(sources, model))
     costs = _costs(job, progress)
     report = _report(job, costs, started)
     report.run.seconds = time.monotonic() - begin
@@ -100,7 +101,9 @@ def _producers(sources: Sources, model: Model | None) -> dict[str, str]:
 def _costs(job: Job, progress: Progress) -> Costs:
     if job.model is None or not job.settings.data:
         return Costs()
-    return measure_costs(job.settings, job.sources, job.compared, job.model, job.rules.costly_db, progress)
+    return measure_costs(
+        job.settings, job.sources, job.focus.compared, job.model, job.rules.costly_db, progress
+    )
 
 
 def _report(job: Job, costs: Costs, started: datetime.datetime) -> Report:
@@ -140,15 +143,15 @@ def _model_info(job: Job) -> ModelInfo:
 
 
 def _drift(job: Job, costs: Costs) -> Drift:
-    sources, compared = job.sources, job.compared
+    sources, compared = job.sources, job.focus.compared
     edges = histogram_edges(compared.pairs.values())
-    timeline = _timeline(job)
     return Drift(
         level=compared.verdict.level,
         calibration=sources.calibration.words,
         production=sources.words,
         calibration_requests=sources.calibration.requests,
         production_requests=sources.production.source.requests,
+        focus=job.focus.name,
         cause=compared.verdict.cause,
         consequences=list(compared.verdict.consequences),
         histogram_edges=edges.tolist(),
@@ -156,10 +159,10 @@ def _drift(job: Job, costs: Costs) -> Drift:
             tensor_report(j, compared.pairs[j.name], job.producers.get(j.name, ""), edges)
             for j in compared.judged
         ],
-        slices=_slices(job),
+        slices=[_slice(part, job.rules) for part in job.slices],
         worst_requests=_worst_requests(job),
-        timeline=timeline,
-        began=_began(timeline),
+        timeline=[DriftDay(date=part.name, **_judged(part)) for part in job.days],
+        began=began(job.days),
         costs=list(costs.layers),
         costs_agree=costs.agree,
         costs_sentence=costs.sentence,
@@ -172,101 +175,38 @@ def _advisor(job: Job) -> Advisor:
     for layer in job.model.layers if job.model else ():
         for name in layer.reads:
             readers.setdefault(name, []).append(layer.id)
-    return Advisor(job.sources, job.compared, job.settings, job.rules, readers)
+    return Advisor(job.sources, job.focus, job.settings, job.rules, readers)
 
 
-def _slices(job: Job) -> list[DriftSlice]:
-    groups: dict[str, list[Stats]] = {}
-    for group in job.sources.groups:
-        if group.slice:
-            groups.setdefault(group.slice, []).append(group.stats)
-    return [_slice(job, name, _merged(parts)) for name, parts in groups.items()]
+def _slice(part: Part, rules: DriftRules) -> DriftSlice:
+    found, needed = part.compared, None
+    if found is not None:
+        sides = [found.pairs[tensor][1].requests for tensor in found.drifting]
+        numbers = [requests_needed(r.absmax.tolist(), rules.range_within) if r else None for r in sides]
+        known = [number for number in numbers if number is not None]
+        needed = max(known) if known and len(known) == len(numbers) else None
+    return DriftSlice(name=part.name, requests_needed=needed, **_judged(part))
 
 
-def _slice(job: Job, name: str, stats: Stats) -> DriftSlice:
-    found = _judge(job, stats)
-    if found is None:
-        return DriftSlice(
-            name=name,
-            requests=stats.source.requests,
-            level="ok",
-            judged=False,
-            worst_sqnr_loss_db=0.0,
-            worst_saturation=0.0,
-        )
-    needed = [
-        requests_needed(side.requests.absmax.tolist(), job.rules.range_within) if side.requests else None
-        for side in (found.pairs[tensor][1] for tensor in found.drifting)
-    ]
-    known = [number for number in needed if number is not None]
-    return DriftSlice(
-        name=name,
-        requests=stats.source.requests,
-        level=found.verdict.level,
-        cause=found.verdict.cause,
-        drifting=len(found.drifting),
-        worst_sqnr_loss_db=found.worst_loss_db,
-        worst_saturation=found.worst_saturation,
-        requests_needed=max(known) if known and len(known) == len(needed) else None,
-    )
-
-
-def _judge(job: Job, stats: Stats) -> Compared | None:
-    """A part of production judged on its own; None when it holds too few requests."""
-    if stats.source.requests < job.rules.least_requests:
-        return None
-    return compare(job.sources.sides, job.sources.production_sides(stats), job.rules)
-
-
-def _timeline(job: Job) -> list[DriftDay]:
-    days: dict[str, list[Stats]] = {}
-    for group in job.sources.groups:
-        if group.date:
-            days.setdefault(group.date, []).append(group.stats)
-    return [_day(job, date, _merged(parts)) for date, parts in sorted(days.items())]
-
-
-def _day(job: Job, date: str, stats: Stats) -> DriftDay:
-    found, requests = _judge(job, stats), stats.source.requests
-    if found is None:
-        return DriftDay(
-            date=date,
-            requests=requests,
-            level="ok",
-            judged=False,
-            worst_sqnr_loss_db=0.0,
-            worst_saturation=0.0,
-        )
-    return DriftDay(
-        date=date,
-        requests=requests,
-        level=found.verdict.level,
-        cause=found.verdict.cause,
-        drifting=len(found.drifting),
-        worst_sqnr_loss_db=found.worst_loss_db,
-        worst_saturation=found.worst_saturation,
-    )
-
-
-def _merged(parts: list[Stats]) -> Stats:
-    return parts[0] if len(parts) == 1 else merge(parts)
-
-
-def _began(timeline: list[DriftDay]) -> str | None:
-    """The first date from which every judged date drifts."""
-    began = None
-    for day in reversed([day for day in timeline if day.judged]):
-        if day.level != "fail":
-            break
-        began = day.date
-    return began
+def _judged(part: Part) -> dict[str, Any]:
+    """What slices and dates have in common."""
+    found = part.compared
+    return {
+        "requests": part.stats.source.requests,
+        "level": part.level,
+        "judged": found is not None,
+        "cause": found.verdict.cause if found else None,
+        "drifting": len(found.drifting) if found else 0,
+        "worst_sqnr_loss_db": found.worst_loss_db if found else 0.0,
+        "worst_saturation": found.worst_saturation if found else 0.0,
+    }
 
 
 def _worst_requests(job: Job) -> list[DriftRequest]:
     """Requests with the largest error in a drifting tensor, each named once, in the tensor it is worst in."""
     found: dict[str, DriftRequest] = {}
     for group in job.sources.groups:
-        for name in job.compared.drifting:
+        for name in job.focus.compared.drifting:
             for label, ratio in group.stats[name].worst:
                 worse = label not in found or ratio > found[label].noise_ratio
                 if worse and ratio > 0:

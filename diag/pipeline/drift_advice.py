@@ -14,6 +14,7 @@ from diag.drift.remedy import FP16_SQNR_DB, Remedy, coreset, remedy
 from diag.drift.rules import DriftRules
 from diag.drift.spread import Double
 from diag.drift.stats import Stats
+from diag.pipeline.drift_parts import Focus
 from diag.pipeline.drift_settings import DriftSettings
 from diag.pipeline.drift_sources import Sources
 from diag.pipeline.settings import compare_rules
@@ -29,11 +30,15 @@ class Advisor:
     """What advice is made from."""
 
     sources: Sources
-    compared: Compared
+    focus: Focus
     settings: DriftSettings
     rules: DriftRules
     readers: Mapping[str, Sequence[str]]
     """Layers that read each tensor, where the model is at hand."""
+
+    @property
+    def compared(self) -> Compared:
+        return self.focus.compared
 
     def advise(self) -> list[DriftAdvice]:
         """Everything worth doing, the most likely cause first."""
@@ -85,7 +90,7 @@ class Advisor:
 
     def _channel_means(self) -> dict[str, tuple[Double, Double]]:
         """Means of the channels at the model's entrance, where both sides hold them."""
-        before, now = self.sources.calibration.stats, self.sources.production
+        before, now = self.sources.calibration.stats, self.focus.stats
         if before is None:
             return {}
         names = [t.name for t in now.tensors if t.kind == "input"]
@@ -157,7 +162,7 @@ class Advisor:
         return None
 
     def _coreset(self, names: Sequence[str]) -> list[str]:
-        stats = self.sources.production
+        stats = self.focus.stats
         reach = stats.sample[[stats.index[name] for name in names], :, 0].astype(np.float64)
         labels = [stats.labels[int(key)] for key in stats.sample_keys]
         return coreset(np.nan_to_num(reach), labels)

@@ -28,7 +28,13 @@ def verdict_sentence(drift: Drift) -> str:
     word = "Drift" if drift.level == "fail" else "A small shift"
     behind = f", and in {len(drift.consequences)} behind it" if drift.consequences else ""
     since = f" since {drift.began}" if drift.began else ""
-    return f"{word}{since} begins at {cause.tensor}{behind}: {said(cause)}."
+    where = f" in {drift.focus}{_others(drift)}" if drift.focus and not drift.began else ""
+    return f"{word}{since}{where} begins at {cause.tensor}{behind}: {said(cause)}."
+
+
+def _others(drift: Drift) -> str:
+    drifting = sum(part.level == "fail" for part in drift.slices)
+    return f" ({drifting} of {len(drift.slices)} slices drift)" if drifting > 1 else ""
 
 
 def said(tensor: DriftTensor) -> str:
@@ -71,10 +77,14 @@ def _drifted(drift: Drift) -> Iterator[Finding]:
         kind="drift",
         severity="error" if drift.level == "fail" else "warning",
         layers=list(dict.fromkeys(names[name] for name in (cause.tensor, *drift.consequences))),
-        title=f"Production differs from calibration at {cause.tensor}: {said(cause)}",
+        title=f"Production{_focus(drift)} differs from calibration at {cause.tensor}: {said(cause)}",
         evidence=_evidence(cause),
         mend=Mend(text=first.text, command=first.command) if first else Mend(),
     )
+
+
+def _focus(drift: Drift) -> str:
+    return f" ({drift.focus})" if drift.focus else ""
 
 
 def _evidence(cause: DriftTensor) -> dict[str, float | str | bool]:

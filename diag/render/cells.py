@@ -174,6 +174,16 @@ _HEADINGS = {
     "elements": "Elements",
     "reference_rms": "Ref. RMS",
     "reference_absmax": "Ref. absmax",
+    "calibration_sqnr_db": "SQNR on calibration, dB",
+    "production_sqnr_db": "SQNR on production, dB",
+    "sqnr_loss_db": "SQNR lost, dB",
+    "saturation": "Clipped share",
+    "saturation_low": "Clipped share, low",
+    "saturation_high": "Clipped share, high",
+    "overflow": "p99.99 over range",
+    "under_use": "Range over p99.99",
+    "wasserstein_steps": "Wasserstein-1, steps",
+    "absmax_ratio": "Largest value, ratio",
 }
 
 

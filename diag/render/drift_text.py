@@ -58,11 +58,13 @@ def _table(*titles: str) -> Table:
 
 
 def _tensors(drift: Drift, width: int) -> RenderableType:
-    table = _table("Tensor", "Verdict", "Loss, dB", "Clipped, %", "p99.99/range", "W1, steps")
-    for tensor in ranked(drift)[:MAX_TENSORS]:
+    table = _table("Tensor", "Verdict", "Loss, dB", "Clipped, %", "p99.99/range", "W1")
+    shown = ranked(drift)[:MAX_TENSORS]
+    names = _short_names([tensor.tensor for tensor in shown])
+    for tensor, name in zip(shown, names, strict=True):
         figures = tensor.figures
         table.add_row(
-            Text(cut(tensor.tensor, max(width - 62, 20))),
+            Text(cut(name, max(width - 57, 20))),
             Text(WORDS[tensor.level], style=_STYLES[tensor.level]),
             f"{figures['sqnr_loss_db'].value + 0.0:.1f}",
             percent(figures["saturation"].value),
@@ -70,6 +72,17 @@ def _tensors(drift: Drift, width: int) -> RenderableType:
             f"{figures['wasserstein_steps'].value:.2f}",
         )
     return table
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Names without the beginning that all share, and without the ending that exporters add."""
+    parts = [name.removesuffix("_output_0").split("/") for name in names]
+    shared = 0
+    while (
+        len(parts) > 1 and len({tuple(p[: shared + 1]) for p in parts}) == 1 < min(map(len, parts)) - shared
+    ):
+        shared += 1
+    return ["/".join(part[shared:]) for part in parts]
 
 
 def _groups(drift: Drift, width: int) -> list[RenderableType]:

@@ -36,7 +36,9 @@ class Histogram:
     """Two curves over the same bins, as SVG paths, and where the range ends."""
 
     calibration: str
+    """A closed area."""
     production: str
+    """A line."""
     clip_x: float
     label: str
 
@@ -104,6 +106,8 @@ def _sides(drift: Drift) -> tuple[Fact, ...]:
         Fact("Calibrated on", f"{drift.calibration}; {count(drift.calibration_requests, 'request')}"),
         Fact("Production", f"{drift.production}; {count(drift.production_requests, 'request')}"),
     ]
+    if drift.focus:
+        facts.append(Fact("Shown here", f"{drift.focus} alone", "warn"))
     if drift.cause:
         behind = (
             f", {count(len(drift.consequences), 'tensor')} behind it follow" if drift.consequences else ""
@@ -148,12 +152,17 @@ def _cells(tensor: DriftTensor) -> tuple[Cell, ...]:
     return (
         Cell(sqnr, tensor.production_sqnr_db),
         _judged(tensor, "sqnr_loss_db", f"{figures['sqnr_loss_db'].value + 0.0:.1f}"),
-        _judged(tensor, "saturation", percent(share), f"{percent(low)} to {percent(high)}"),
+        _judged(tensor, "saturation", percent(share), _interval(low, high)),
         _judged(tensor, "overflow", f"{figures['overflow'].value:.2f}"),
         _judged(tensor, "wasserstein_steps", f"{figures['wasserstein_steps'].value:.2f}"),
         Cell(f"{tensor.psi:.2f}", tensor.psi, sub=psi),
         Cell("; ".join(_notes(tensor)) or MISSING),
     )
+
+
+def _interval(low: float, high: float) -> str:
+    """Empty where nothing is known."""
+    return "" if (low, high) == (0.0, 1.0) else f"{percent(low)} to {percent(high)}"
 
 
 def _judged(tensor: DriftTensor, name: str, text: str, sub: str = "") -> Cell:
@@ -190,17 +199,21 @@ def _histogram(drift: Drift, tensor: DriftTensor) -> Histogram | None:
         f"{tensor.figures['sqnr_loss_db'].value:.1f} dB"
     )
     return Histogram(
-        _area(tensor.calibration_shares, width), _area(tensor.production_shares, width), clip, words
+        f"M0 {_BASE:g}{_steps(tensor.calibration_shares, width)}V{_BASE:g}Z",
+        f"M0 {_BASE:g}{_steps(tensor.production_shares, width)}",
+        clip,
+        words,
     )
 
 
-def _area(shares: list[float], width: float) -> str:
-    """Steps from left to right, closed along the base."""
-    parts = [f"M0 {_BASE:g}"]
-    for n, share in enumerate(shares):
+def _steps(shares: list[float], width: float) -> str:
+    """One step a bin, from left to right, up to the last that is not empty."""
+    last = max((n for n, share in enumerate(shares, 1) if share > 0), default=0)
+    parts = []
+    for n, share in enumerate(shares[:last]):
         height = max(0.0, 1 + math.log10(share) / _DECADES) * (_BASE - 2) if share > 0 else 0.0
         parts.append(f"V{_BASE - height:.1f}H{(n + 1) * width:.1f}")
-    return "".join([*parts, f"V{_BASE:g}Z"])
+    return "".join([*parts, f"V{_BASE:g}"])
 
 
 def _others(rows: list[TensorRow]) -> Table | None:

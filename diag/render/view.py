@@ -204,6 +204,8 @@ def _ran(report: Report) -> tuple[Fact, ...]:
     ]
     if run.calibration:
         facts.append(Fact("Calibration", run.calibration))
+    if report.drift is not None and not report.outputs:
+        return tuple(fact for fact in facts if fact.name in ("Data", "Calibration", "Model"))
     return (*facts, _reference(run.reference))
 
 

@@ -139,6 +139,9 @@ class Drift(Part):
     production: str
     calibration_requests: int
     production_requests: int
+    focus: str = ""
+    """The part of production that verdict, tensors and advice speak of: empty for all of it, else the slice
+    that drifts, or the dates since drift began."""
     cause: str | None = None
     """The first tensor in graph order that drifts."""
     consequences: list[str] = []

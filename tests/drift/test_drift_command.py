@@ -231,6 +231,17 @@ def test_a_timeline_says_when_it_began(scene: Scene, rng: np.random.Generator, s
     assert [day.level for day in report.drift.timeline] == ["ok", "ok", "fail", "ok", "fail", "fail"]
     assert report.drift.began == "2026-03-05"
     assert "2026-03-05" in report.verdict
+    assert report.drift.focus == "since 2026-03-05"
+
+
+def test_a_rare_slice_does_not_hide_in_the_whole(scene: Scene, rng: np.random.Generator) -> None:
+    scene.production(draw(rng, 2000), "rare/common/a.stats")
+    scene.production(shifted(draw(rng, 10), "second", factor=3.0), "rare/odd/a.stats")
+    report = scene.drift(str(scene.folder / "rare"))
+    assert report.drift is not None
+    assert (report.drift.level, report.drift.focus, report.drift.cause) == ("fail", "slice odd", "second")
+    assert "slice odd" in report.verdict
+    assert report.drift.tensors[1].level == "fail"
 
 
 def test_statistics_as_the_calibration_side(scene: Scene, rng: np.random.Generator) -> None:
