@@ -236,7 +236,7 @@ def test_a_timeline_says_when_it_began(scene: Scene, rng: np.random.Generator, s
 
 def test_a_rare_slice_does_not_hide_in_the_whole(scene: Scene, rng: np.random.Generator) -> None:
     scene.production(draw(rng, 2000), "rare/common/a.stats")
-    scene.production(shifted(draw(rng, 10), "second", factor=3.0), "rare/odd/a.stats")
+    scene.production(shifted(draw(rng, 10), "second", factor=0.05), "rare/odd/a.stats")
     report = scene.drift(str(scene.folder / "rare"))
     assert report.drift is not None
     assert (report.drift.level, report.drift.focus, report.drift.cause) == ("fail", "slice odd", "second")
