@@ -68,7 +68,7 @@ def _method(tables: Sequence[CalibrationTable], method: str | None) -> str:
         )
     if chosen in (BEST, SEARCHED, IMPORTED):
         raise TableError(
-            f"the {chosen} ranges of a merged table cannot be told from its parts",
-            "Choose another --method, or calibrate again on all data.",
+            f"{chosen} ranges are not merged: they were chosen on data, and tables keep histograms only",
+            "Merge by another --method, or calibrate once on all data.",
         )
     return chosen

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.feeds.check import checked
-from diag.feeds.feeds import Feeds, _source  # feeds of batches that may be bad are made nowhere else
+from diag.feeds.feeds import Feeds, open_source
 from diag.feeds.source import Batch, RawBatch, hash_batch
 from diag.model.graph import TensorInfo
 
@@ -106,7 +106,7 @@ def open_calibration_feeds(
     With `skip_bad`, no batch is checked yet: the first may be one to leave out. Raises DataError and
     UsageError.
     """
-    feeds = CalibrationFeeds(_source(spec, inputs), inputs, limit)
+    feeds = CalibrationFeeds(open_source(spec, inputs), inputs, limit)
     if not skip_bad:
         feeds.shapes()
     return feeds

@@ -125,12 +125,13 @@ def open_feeds(
     """
     if limit is not None and limit < 1:
         raise UsageError(f"a limit of {limit} batches leaves nothing to run", "Give 1 or more.")
-    feeds = Feeds(_source(spec, inputs), inputs, limit, finite, labelled)
+    feeds = Feeds(open_source(spec, inputs), inputs, limit, finite, labelled)
     feeds.shapes()
     return feeds
 
 
-def _source(spec: str, inputs: Mapping[str, TensorInfo]) -> Source:
+def open_source(spec: str, inputs: Mapping[str, TensorInfo]) -> Source:
+    """Where the batches that `spec` names come from, unread. Raises DataError when there is none."""
     path = Path(spec)
     if path.is_dir():
         return _folder(spec, path)
