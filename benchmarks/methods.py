@@ -3,8 +3,8 @@
     trtdiag calibrate MODEL --data CALIBRATION --method best --out TABLE
     python -m benchmarks.methods MODEL --calibration TABLE --data HELD_OUT [--limit N]
 
-prints for each method the SQNR and cosine of each output, emulated, against FP32 over all batches: the figures
-of `trtdiag compare` with a plan of that method, without the layers'.
+prints for each method the SQNR and cosine of each output, emulated, against FP32 over all batches: what
+`trtdiag compare` says of the outputs with a plan of that method.
 """
 
 from __future__ import annotations
