@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from diag.errors import NotEnoughEvidenceError, UsageError
+from diag.pipeline.early import missed_by_one
 from diag.pipeline.pin_plans import Kind, Weighed, pinned
 from diag.pipeline.search_setup import Search
 from diag.progress import Progress
@@ -19,7 +20,7 @@ from diag.search.rank import Ranking
 _MASKED_TAU = 0.5
 """Kendall's tau of the two orders under which pairs are tried: over a quarter of all pairs are discordant."""
 
-_ROUNDS = 3
+_ROUNDS = 2
 """Times that pins are chosen with more slack because they missed on the batches held out."""
 
 _MORE_SLACK = 1.05
@@ -86,6 +87,8 @@ def _held(search: Search, ranking: Ranking, pairs: Sequence[frozenset[str]], pro
 
 
 def _meets(search: Search, ids: frozenset[str], batches: Sequence[int], slack: float = 1.0) -> bool:
+    if missed_by_one(search, ids, batches, slack):
+        return False
     metrics = search.variants.metrics(search.low(ids), batches)
     return search.target.met(metrics) and (slack == 1.0 or search.target.distance(metrics) <= 1 / slack)
 

@@ -52,6 +52,11 @@ class Variants:
         """Whether batches need labels."""
         return self._metric is not None
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Float outputs of the model."""
+        return self._switchable.output_names
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each input in the first batch."""
         return {name: tuple(array.shape) for name, array in self._batches[0].items()}

@@ -71,8 +71,9 @@ def _first_set(
 ) -> frozenset[str]:
     """The cheapest set that meets the target among those that the orders and the additive model propose.
 
-    By damage alone, by gain alone and by both: where causes mask each other the orders differ, and none is
-    always right. An order is followed only as far as the best set so far is long.
+    By damage alone, by both and by gain alone: where causes mask each other the orders differ, and none is
+    always right. Damage alone comes first, since it varies least with what else is lowered. An order is
+    followed only as far as the best set so far is long.
     """
     best = frozenset(effect.candidate.id for effect in ranking.effects)
     for order in _orders(ranking.effects, pairs):
@@ -92,8 +93,8 @@ def _cost(ids: frozenset[str], prices: Mapping[str, float] | None) -> float:
 def _orders(effects: Sequence[Effect], pairs: Sequence[frozenset[str]]) -> list[list[str]]:
     """Candidate ids, most damaging first, by three measures; and with each pair's members first."""
     by = (
-        list(effects),
         sorted(effects, key=lambda e: -e.lowered_mean),
+        list(effects),
         sorted(effects, key=lambda e: -e.raised_mean),
     )
     orders = [[e.candidate.id for e in one] for one in by]
