@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from diag.calibration import samples
 from diag.calibration.sums import MOST_CHANNELS, channel_extremes
-from diag.drift.counting import Rows, Workspace, count_tensor
+from diag.drift.counting import Rows, Workspace, count_tensor, not_seen
 from diag.drift.merge import Merger, worst_of
 from diag.drift.stats import FIGURES, HALVES, MOMENTS, SAMPLED, VARIES, Channels, Source, Stats
 from diag.numerics.exact import ExactSums
@@ -72,11 +72,15 @@ def count_batch(
 ) -> Stats:
     """Statistics of one batch, to be merged with `like` (`empty_stats` of the model, table and tensors).
 
-    `values`: the tensors by name, any shape and numeric type. `axes`: the channel axis (1 or -1) of each
-    tensor whose channels are asked for. `source`: by default one batch of these requests.
+    `values`: the tensors by name, any shape and numeric type; some may be absent. `axes`: the channel axis
+    (1 or -1) of each tensor whose channels are asked for. `source`: by default one batch of these requests.
     """
     space = Workspace()
-    found = [count_tensor(np.asarray(values[t.name]), t, requests.halves, space) for t in like.tensors]
+    halves = requests.halves
+    found = [
+        count_tensor(np.asarray(values[t.name]), t, halves, space) if t.name in values else not_seen(halves)
+        for t in like.tensors
+    ]
     figures = _Figures(found, requests)
     sample_keys, sample = figures.sample()
     worst_keys, worst = figures.worst()
@@ -89,7 +93,11 @@ def count_batch(
         sample_keys=sample_keys,
         sample=sample,
         labels=dict(zip(requests.keys.tolist(), requests.labels, strict=True)),
-        channels={name: _channels(np.asarray(values[name]), axis) for name, axis in (axes or {}).items()},
+        channels={
+            name: _channels(np.asarray(values[name]), axis)
+            for name, axis in (axes or {}).items()
+            if name in values
+        },
         source=source or Source(batches=1, requests=len(requests.labels), identity=requests.identity),
         worst_keys=worst_keys,
         worst=worst,
@@ -111,6 +119,7 @@ class _Figures:
             name: np.stack([_filled(rows.figures[name], size) for rows in found]) for name in found[0].figures
         }
         self._named["elements"] = np.stack([_filled(rows.elements, size) for rows in found])
+        self._seen = np.array([bool(rows.tallies.any()) for rows in found])
         self._bad = np.stack([_filled(rows.bad, size) for rows in found])
 
     def moments(self) -> ExactSums:
@@ -149,13 +158,14 @@ class _Figures:
             "noise_ratio": _ratio(self._named["noise"], energy),
         }
         table = np.stack([figures[name][:, order] for name in FIGURES], axis=2)
-        table[~self._told] = np.nan
+        table[~(self._told & self._seen)] = np.nan
         return keys[order], _shortened(table)
 
     def worst(self) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
         damage = _ratio(self._named["noise"], self._named["energy"]).astype(np.float32)
         damage[self._bad] = np.inf
         damage[~self._told, 1:] = -1
+        damage[~self._seen] = -1
         keys = np.broadcast_to(self._requests.keys, damage.shape).copy()
         return worst_of(keys, damage)
 

@@ -20,6 +20,7 @@ _BLOCK = 1 << 15
 _LANES = 4
 """Neighbours are counted in different copies of the bins (see `diag.numerics.histogram`)."""
 _LANE_BINS = np.tile(FIRST + BINS * np.arange(_LANES, dtype=np.float32), _BLOCK // _LANES)
+_ONES = np.ones(_BLOCK, np.float32)
 _LEAST_NORMAL = 2.0**-14
 """The smallest normal FP16 magnitude."""
 _NEAR = 1 - 1e-6
@@ -68,6 +69,19 @@ def count_tensor(
     """
     rows = _by_request(_as_float(array), halves.size)
     return _Counter(tensor, rows, halves[: rows.shape[0]], space or Workspace()).rows()
+
+
+def not_seen(halves: NDArray[np.intp]) -> Rows:
+    """What there is of a tensor that was not handed over."""
+    nothing = np.zeros(halves.size)
+    return Rows(
+        np.zeros((HALVES, BINS), np.int64),
+        np.zeros((HALVES, len(TALLIES)), np.int64),
+        np.tile(np.array([np.inf, -np.inf]), (HALVES, 1)),
+        nothing,
+        nothing.astype(np.bool_),
+        dict.fromkeys(FIGURES, nothing),
+    )
 
 
 def _as_float(array: Array) -> Array:
@@ -130,7 +144,8 @@ class _Counter:
                 mine = np.flatnonzero(self._halves == half)
                 for start in range(0, mine.size, _BLOCK // width):
                     some = mine[start : start + _BLOCK // width]
-                    yield some, self._values[some], half
+                    alone = slice(int(some[0]), int(some[0]) + 1)
+                    yield some, self._values[alone if some.size == 1 else some], half
 
     def _count(self, where: NDArray[np.intp], block: Array, half: int, lanes: NDArray[np.int64]) -> None:
         low, high = block.min(axis=1), block.max(axis=1)
@@ -165,10 +180,11 @@ class _Counter:
         return np.where(lost, block.dtype.type(0), block), low, high
 
     def _small(self, block: Array, half: int) -> None:
-        zeros = int(np.count_nonzero(block == 0))
-        self._tallies["zeros"][half] += zeros
-        below = (block < _LEAST_NORMAL) & (block > -_LEAST_NORMAL)
-        self._tallies["subnormals"][half] += int(np.count_nonzero(below)) - zeros
+        below = np.flatnonzero(np.abs(block) < _LEAST_NORMAL)
+        if below.size:
+            zeros = int(np.count_nonzero(block.reshape(-1)[below] == 0))
+            self._tallies["zeros"][half] += zeros
+            self._tallies["subnormals"][half] += below.size - zeros
 
     def _count_fast(
         self, where: NDArray[np.intp], block: Array, half: int, largest: float, lanes: NDArray[np.int64]
@@ -221,12 +237,17 @@ class _Counter:
         self._counts[half] += np.bincount(bins_of(y, over).reshape(-1), minlength=BINS)
 
 
+_LONG = _BLOCK // 4
+"""From this length on rows are summed one by one; the way depends on a row's length only."""
+
+
 def _sums(block: Array) -> Array:
+    if block.shape[1] >= _LONG:
+        return np.array([np.dot(row, _ONES[: row.size]) for row in block])
     return np.asarray(np.add.reduce(block, axis=1))
 
 
 def _squares(block: Array) -> Array:
-    """Sum of squares of each row; the way depends on a row's length only."""
-    if block.shape[1] * 2 > _BLOCK:
+    if block.shape[1] >= _LONG:
         return np.array([np.dot(row, row) for row in block])
     return np.asarray(np.einsum("ij,ij->i", block, block))

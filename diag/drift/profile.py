@@ -65,7 +65,7 @@ def scaled_by_table(model: Model, kinds: Mapping[str, Kind], table: CalibrationT
     return tuple(
         Tensor(name, kind, _usable(ranges[name]), "table")
         if name in ranges
-        else Tensor(name, kind, _unit_range(types[name]), "unit")
+        else Tensor(name, kind, unit_range(types[name].elem_type in FLOAT_TYPES), "unit")
         for name, kind in kinds.items()
     )
 
@@ -99,8 +99,9 @@ def _usable(found: float) -> float:
     return max(found, float(np.finfo(np.float32).tiny) * LAST_CODE) if found > 0 else 1.0
 
 
-def _unit_range(info: TensorInfo) -> float:
-    return LAST_CODE * (_UNIT_STEP if info.elem_type in FLOAT_TYPES else 1.0)
+def unit_range(floats: bool) -> float:
+    """The range of a tensor that is not calibrated: its step is 1, or 1/32 where it holds floats."""
+    return LAST_CODE * (_UNIT_STEP if floats else 1.0)
 
 
 def profile(

@@ -35,15 +35,16 @@ class Session:
         weights: Mapping[str, Array],
         *,
         optimised: bool = False,
+        threads: int | None = None,
     ) -> None:
-        """`weights` are the values of external stubs in `proto`.
+        """`weights` are the values of external stubs in `proto`; `threads`: so many of the session's own.
 
         Raises EngineError, naming the operator where ONNX Runtime does, when it cannot run the graph.
         """
         options = ort.SessionOptions()
         options.graph_optimization_level = HIGHEST if optimised else LOWEST
         options.log_severity_level = _FATAL_ONLY
-        _settle(options)
+        _settle(options, threads)
         stubs = [t for t in proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
         # ONNX Runtime copies the values while it makes the session, so they need not be kept afterwards.
         values = [_ort_value(weights[t.name], t.data_type) for t in stubs]
@@ -88,14 +89,14 @@ def own_process() -> None:
     _process_is_ours = True
 
 
-def _settle(options: Any) -> None:
+def _settle(options: Any, threads: int | None) -> None:
     """Threads and memory of a session."""
-    if _process_is_ours:
+    if _process_is_ours and threads is None:
         _share_environment()
         options.use_per_session_threads = False
         options.add_session_config_entry("session.use_env_allocators", "1")
         return
-    options.intra_op_num_threads = min(_cores(), MAX_THREADS)
+    options.intra_op_num_threads = threads or min(_cores(), MAX_THREADS)
     # A comparison holds dozens of sessions: their threads must not spin in each other's way, and their pools
     # of memory, which never shrink, would add up.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -24,12 +24,14 @@ class Watcher:
     ONNX Runtime optimises the graph (a third less time; tensors move in their last bits).
     """
 
-    def __init__(self, model: Model, tensors: Sequence[str]) -> None:
-        """Raises EngineError when ONNX Runtime cannot run the model."""
+    def __init__(self, model: Model, tensors: Sequence[str], threads: int | None = None) -> None:
+        """`threads`: as many and no more; None: as sessions have. Raises EngineError."""
         self._tensors = tuple(dict.fromkeys(tensors))
         computed = [name for name in self._tensors if name not in model.inputs]
         outputs = computed or list(model.outputs)
-        self._session = Session(with_outputs(model.proto, outputs), model.weights, optimised=True)
+        self._session = Session(
+            with_outputs(model.proto, outputs), model.weights, optimised=True, threads=threads
+        )
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """The watched tensors of one batch. Raises EngineError."""
