@@ -52,6 +52,8 @@ class Compensated:
     difference: Difference
     """Of the FP32 outputs from the original's."""
     credits: list[Credit] = field(default_factory=list)
+    stages: dict[str, Compensated] = field(default_factory=dict)
+    """What there was after each step that was tried."""
 
 
 def compensate(
@@ -69,6 +71,7 @@ def compensate(
             for proposal in proposals:
                 _consider(place, bench, found, step, proposal, "bias" in steps)
                 progress.advance()
+            found.stages[step] = replace(found, credits=list(found.credits), stages={})
     return found
 
 

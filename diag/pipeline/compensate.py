@@ -56,6 +56,61 @@ class CompensateSettings:
 
 
 @dataclass(frozen=True)
+class CompensationJob:
+    """A model ready to be compensated."""
+
+    settings: CompensateSettings
+    planned: Planned
+    lowering: Lowering
+    measured: CalibrationTable
+    """Ranges of the model as it came, with all methods."""
+    place: Workplace
+    bench: Bench
+
+    def run(self, steps: Sequence[str], progress: Progress) -> Compensated:
+        """Try the steps. A plan that names its method keeps those ranges."""
+        chosen = [step for step in steps if step != "scale" or self.planned.method is None]
+        draft = Draft(self.planned.model, self.measured.tensors, self.measured.method)
+        return compensate(self.place, self.bench, draft, chosen, progress)
+
+    def write(self, found: Compensated, model_out: Path, out: Path) -> CalibrationTable:
+        """Write model and table. The table carries the fingerprint of the model as it was written."""
+        if model_out.resolve() == Path(self.settings.model).resolve():
+            raise UsageError(
+                "the new model would replace the one it is made from", "Give --model-out another name."
+            )
+        draft = found.draft
+        save_model(draft.model.proto, draft.model.weights, model_out)
+        tensors = dict(draft.ranges)
+        if draft.searched:
+            tensors = {
+                name: entry.model_copy(update={"searched": draft.limit(name)})
+                for name, entry in tensors.items()
+            }
+        update = {
+            "model_sha256": load_model(str(model_out)).sha256,
+            "method": SEARCHED if draft.searched else self.measured.method,
+            "tensors": tensors,
+            "compensation": self._compensation(found),
+        }
+        table = self.measured.model_copy(update=update)
+        write_table(table, out)
+        return table
+
+    def _compensation(self, found: Compensated) -> Compensation:
+        draft = found.draft
+        return Compensation(
+            format=self.lowering.format,
+            original_sha256=self.planned.model.sha256,
+            fp32_max_abs=found.difference.max_abs,
+            fp32_rel_l2=found.difference.rel_l2,
+            credits=tuple(found.credits),
+            weight_ratios={name: channels_text(v) or "" for name, v in draft.weight_ratios.items()},
+            corrections={name: channels_text(v) or "" for name, v in draft.corrections.items()},
+        )
+
+
+@dataclass(frozen=True)
 class _Data:
     calibration: CalibrationFeeds
     held: Sequence[Batch]
@@ -69,6 +124,14 @@ def compensate_model(
     Without `holdout` the last third of the batches is held out. Raises NotEnoughEvidenceError when there is
     one batch only, ModelError when nothing is to be quantized, UsageError and PlanError as their names say.
     """
+    model_out, out = output_file(settings.model_out), output_file(settings.out)
+    job = begin(settings, progress)
+    found = job.run(settings.steps, progress)
+    return job.write(found, model_out, out), found
+
+
+def begin(settings: CompensateSettings, progress: Progress) -> CompensationJob:
+    """Load the model, measure its ranges, and set up what judges the steps."""
     planned = plan_on(settings.model, _plan(settings))
     lowering = _lowering(planned)
     method = _method(settings, planned)
@@ -76,14 +139,11 @@ def compensate_model(
     operands = lowering.operands(planned.model)
     if not operands:
         raise ModelError("the plan quantizes no activation", "Nothing to compensate.")
-    measured = table_of(
-        measure(planned.model, activations(operands), data.calibration, RunOptions(), progress),
-        planned.model.sha256,
-        method,
-    )
-    draft = Draft(planned.model, measured.tensors, method)
-    found = _run(settings, planned, lowering, data, draft, progress)
-    return _written(settings, planned, lowering, measured, found), found
+    tensors = activations(operands)
+    counted = measure(planned.model, tensors, data.calibration, RunOptions(), progress)
+    measured = table_of(counted, planned.model.sha256, method)
+    place, bench = _judges(settings, planned, lowering, data, progress)
+    return CompensationJob(settings, planned, lowering, measured, place, bench)
 
 
 def _plan(settings: CompensateSettings) -> Plan:
@@ -137,14 +197,9 @@ def _evenly(batches: Sequence[Batch], most: int) -> list[Batch]:
     return [batches[i] for i in chosen]
 
 
-def _run(
-    settings: CompensateSettings,
-    planned: Planned,
-    lowering: Lowering,
-    data: _Data,
-    draft: Draft,
-    progress: Progress,
-) -> Compensated:
+def _judges(
+    settings: CompensateSettings, planned: Planned, lowering: Lowering, data: _Data, progress: Progress
+) -> tuple[Workplace, Bench]:
     rules = compensation_rules()
     progress.start("examining the FP32 reference", None)
     trust = examine(planned.model, data.held[0], planned.types)
@@ -153,46 +208,4 @@ def _run(
     searched = first_batches(data.calibration, rules.search_batches)
     roles = {layer: role.name for layer, role in planned.roles.items()}
     place = Workplace(lowering, data.calibration, searched, data.held[: rules.search_batches], roles, rules)
-    steps = [step for step in settings.steps if step != "scale" or planned.method is None]
-    return compensate(place, bench, draft, steps, progress)
-
-
-def _written(
-    settings: CompensateSettings,
-    planned: Planned,
-    lowering: Lowering,
-    measured: CalibrationTable,
-    found: Compensated,
-) -> CalibrationTable:
-    """Write model and table. The table carries the fingerprint of the model as it was written."""
-    path = output_file(settings.model_out)
-    file = output_file(settings.out)
-    if path.resolve() == Path(settings.model).resolve():
-        raise UsageError(
-            "the new model would replace the one it is made from", "Give --model-out another name."
-        )
-    draft = found.draft
-    save_model(draft.model.proto, draft.model.weights, path)
-    tensors = dict(draft.ranges)
-    if draft.searched:
-        tensors = {
-            name: entry.model_copy(update={"searched": draft.limit(name)}) for name, entry in tensors.items()
-        }
-    compensation = Compensation(
-        format=lowering.format,
-        original_sha256=planned.model.sha256,
-        fp32_max_abs=found.difference.max_abs,
-        fp32_rel_l2=found.difference.rel_l2,
-        credits=tuple(found.credits),
-        weight_ratios={name: channels_text(v) or "" for name, v in draft.weight_ratios.items()},
-        corrections={name: channels_text(v) or "" for name, v in draft.corrections.items()},
-    )
-    update = {
-        "model_sha256": load_model(str(path)).sha256,
-        "method": SEARCHED if draft.searched else measured.method,
-        "tensors": tensors,
-        "compensation": compensation,
-    }
-    table = measured.model_copy(update=update)
-    write_table(table, file)
-    return table
+    return place, bench

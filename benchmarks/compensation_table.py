@@ -1,0 +1,156 @@
+"""What each step of compensation brings to a text model in INT8, alone and after the steps before it.
+
+    python -m benchmarks.compensation_table MODEL --calibration-data DIR --data DIR [--pins] [--output NAME]
+
+Calibrates (min-max) on the first folder. Of the second, the first half of the batches judges the steps; the
+other half, which no step ever saw, gives the figures: cosine and SQNR of one output, and with `--pins` the
+number of pins that `trtdiag pin` needs for `--target` on it. Prints Markdown. Nothing is random: the same table
+each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diag.calibration.table import read_table
+from diag.compare.record import Record
+from diag.compensation.run import STEPS, STEPS_IN_WORDS, Compensated
+from diag.engines.emulation import emulate
+from diag.engines.onnxruntime import Array, Session, own_process
+from diag.engines.reference import with_outputs
+from diag.feeds import open_feeds
+from diag.gate.threshold import parse_threshold
+from diag.model.graph import Model
+from diag.pipeline.compensate import CompensateSettings, CompensationJob, begin
+from diag.pipeline.prepare import choose_plan, plan_on
+from diag.pipeline.search import pin_layers
+from diag.pipeline.search_settings import SearchSettings
+from diag.progress import Silent
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line's half: a set of steps, kept or not, and the figures."""
+
+    cosine: float
+    sqnr_db: float
+    pins: str
+    kept: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    args = _arguments(arguments)
+    own_process()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        judging, unseen = _halves(args.data, folder, args.batches)
+        job = begin(_settings(args, judging, folder), Silent())
+        measure = Measure(job, args, unseen, folder)
+        whole = job.run(list(STEPS), Silent())
+        base = measure.row(None)
+        print(f"Without compensation: cosine {base.cosine:.4f}, {base.sqnr_db:.2f} dB, {base.pins} pins.\n")
+        print("| step | alone: kept | cosine | dB | pins | with all before: kept | cosine | dB | pins |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for step in args.steps:
+            alone = measure.row(job.run([step], Silent()), step)
+            after = measure.row(whole.stages[step], step)
+            print(f"| {step}: {STEPS_IN_WORDS[step]} | {_cells(alone)} | {_cells(after)} |", flush=True)
+        difference = whole.difference
+        print(
+            f"\nFP32 outputs differ by {difference.max_abs:.1e} at most (relative L2 {difference.rel_l2:.1e})."
+        )
+    return 0
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.compensation_table")
+    parser.add_argument("model")
+    parser.add_argument("--calibration-data", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--output", default="sentence_embedding")
+    parser.add_argument("--target", default="cosine>=0.99")
+    parser.add_argument("--pins", action="store_true", help="search pins for every line (minutes)")
+    parser.add_argument("--batches", type=int, default=12, help="batches of --data, half of them unseen")
+    parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=list(STEPS))
+    return parser.parse_args(arguments)
+
+
+def _halves(data: str, folder: Path, batches: int) -> tuple[str, str]:
+    """Two folders of batches: those that judge, and those that nothing sees before the end."""
+    files = sorted(Path(data).glob("*.npz"))[:batches]
+    for name, part in (("judging", files[: len(files) // 2]), ("unseen", files[len(files) // 2 :])):
+        (folder / name).mkdir()
+        for file in part:
+            shutil.copy(file, folder / name)
+    return str(folder / "judging"), str(folder / "unseen")
+
+
+def _settings(args: argparse.Namespace, judging: str, folder: Path) -> CompensateSettings:
+    table, model = str(folder / "t.json"), str(folder / "m.onnx")
+    return CompensateSettings(args.model, args.calibration_data, table, model, holdout=judging)
+
+
+class Measure:
+    """Figures on the unseen batches; equal models are measured once."""
+
+    def __init__(self, job: CompensationJob, args: argparse.Namespace, unseen: str, folder: Path) -> None:
+        self._job, self._args, self._unseen, self._folder = job, args, unseen, folder
+        self._batches = list(open_feeds(unseen, job.planned.model.inputs))
+        model = job.planned.model
+        self._reference = self._run(model)
+        self._known: dict[int, tuple[float, float, str]] = {}
+
+    def row(self, found: Compensated | None, step: str = "") -> Row:
+        """One model's figures; None: as it came."""
+        found = found or self._job.run([], Silent())
+        kept = [c.group for c in found.credits if c.kept and c.step == step]
+        key = len(found.draft.corrections), tuple((c.step, c.group) for c in found.credits if c.kept)
+        if hash(key) not in self._known:
+            self._known[hash(key)] = self._measured(found)
+        return Row(*self._known[hash(key)], ", ".join(kept) or "nothing")
+
+    def _measured(self, found: Compensated) -> tuple[float, float, str]:
+        model, table = self._folder / "m.onnx", self._folder / "t.json"
+        self._job.write(found, model, table)
+        planned = plan_on(str(model), choose_plan(None, "int8"))
+        typed = planned.apply(read_table(table, planned.model.sha256))
+        emulation = emulate(Model("typed", typed.proto, typed.weights, ""))
+        record = Record()
+        lowered = Model("emulated", emulation.proto, emulation.weights, "")
+        for number, output in enumerate(self._run(lowered)):
+            record.update(number, self._reference[number], output)
+        metrics = record.metrics()
+        return metrics["cosine"], metrics["sqnr_db"], self._pins(model, table) if self._args.pins else "-"
+
+    def _run(self, model: Model) -> list[Array]:
+        output = self._args.output
+        session = Session(with_outputs(model.proto, [output]), model.weights)
+        return [session.run(batch)[output] for batch in self._batches]
+
+    def _pins(self, model: Path, table: Path) -> str:
+        out = self._folder / "pins"
+        shutil.rmtree(out, ignore_errors=True)
+        asked = SearchSettings(
+            model=str(model),
+            data=self._unseen,
+            out=str(out),
+            target=(parse_threshold(f"{self._args.output}:{self._args.target}"),),
+            format="int8",
+            calibration=str(table),
+        )
+        found = pin_layers(asked, Silent())
+        return str(len(found.search.pins)) if found.met else "none is enough"
+
+
+def _cells(row: Row) -> str:
+    return f"{row.kept} | {row.cosine:.4f} | {row.sqnr_db:.2f} | {row.pins}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
