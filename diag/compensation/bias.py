@@ -26,32 +26,57 @@ Float = NDArray[np.float32]
 Batch = Mapping[str, NDArray[np.generic]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Layer:
-    """A layer with a constant weight, in FP32 and rounded."""
+    """A layer with a constant weight and one activation."""
 
+    id: str
     tensor: str
-    weight: Float
-    rounded: Float
-    session: Session
-    convolution: bool
-    total: NDArray[np.float64] | float = 0.0
-    count: int = 0
+    weight: Operand
 
-    def observe(self, exact: Float, rounded: Float) -> None:
-        """Add up what the layer makes of its input less what it makes of the rounded one, by channel."""
-        vectors = 1
-        if not self.convolution:  # linear in its input: the mean of the outputs is the output of the mean
-            vectors = exact.size // exact.shape[-1]
-            exact, rounded = (
-                values.reshape(vectors, -1).mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
-                for values in (exact, rounded)
-            )
-        error = self._run(exact, self.weight) - self._run(rounded, self.rounded)
-        channel = 1 if self.convolution else error.ndim - 1
-        others = tuple(i for i in range(error.ndim) if i != channel)
-        self.total = self.total + error.sum(axis=others, dtype=np.float64) * vectors
-        self.count += vectors * error.size // error.shape[channel]
+    def rounded(self, draft: Draft, fmt: str) -> Float:
+        """The weight as its codes give it back."""
+        values, axis = self.values, self.weight.channel_axis
+        others = tuple(i for i in range(values.ndim) if i != axis)
+        ratio = draft.weight_ratios.get(self.weight.tensor, np.float32(1))
+        scale = symmetric_scale(np.abs(values).max(axis=others) * ratio, FORMATS[fmt])
+        return dequantize(quantize(values, scale, FORMATS[fmt], axis), scale, axis)
+
+    @property
+    def values(self) -> Float:
+        return np.asarray(self.weight.weight, np.float32)
+
+
+@dataclass
+class _Mean:
+    """Mean vector of an activation, and of what the quantizer passes on of it."""
+
+    exact: NDArray[np.float64] | float = 0.0
+    rounded: NDArray[np.float64] | float = 0.0
+    vectors: int = 0
+
+    def add(self, exact: Float, rounded: Float) -> None:
+        rows = exact.reshape(-1, exact.shape[-1])
+        self.exact = self.exact + rows.sum(axis=0, dtype=np.float64)
+        self.rounded = self.rounded + rounded.reshape(rows.shape).sum(axis=0, dtype=np.float64)
+        self.vectors += len(rows)
+
+
+@dataclass
+class _Convolution:
+    """A convolution in FP32 and rounded; borders make its mean another thing than that of its input."""
+
+    weight: Float
+    coarse: Float
+    session: Session
+    total: NDArray[np.float64] | float = 0.0
+    pixels: int = 0
+
+    def add(self, exact: Float, rounded: Float) -> None:
+        error = self._run(exact, self.weight) - self._run(rounded, self.coarse)
+        others = tuple(i for i in range(error.ndim) if i != 1)
+        self.total = self.total + error.sum(axis=others, dtype=np.float64)
+        self.pixels += error.size // error.shape[1]
 
     def _run(self, values: Float, weight: Float) -> Float:
         (output,) = self.session.run({"a": values, "b": weight}).values()
@@ -65,49 +90,72 @@ def find_corrections(
 
     `operands` are the draft's; `batches` are read once, one at a time.
     """
-    found = _layers(draft, operands, fmt, layers)
+    found = _layers(draft, operands, layers)
     if not found:
         return {}
-    tensors = tuple(dict.fromkeys(layer.tensor for layer in found.values()))
-    meter = Meter(draft.model, tensors)
+    means, convolutions = _observed(draft, found, fmt, batches)
+    corrections = {}
+    for layer in found:
+        if layer.id in convolutions:
+            seen = convolutions[layer.id]
+            corrections[layer.id] = np.asarray(seen.total / max(seen.pixels, 1), np.float32)
+        else:
+            corrections[layer.id] = _of_linear(draft, layer, means[layer.tensor], fmt)
+    return corrections
+
+
+def _observed(
+    draft: Draft, layers: Sequence[_Layer], fmt: str, batches: Iterable[Batch]
+) -> tuple[dict[str, _Mean], dict[str, _Convolution]]:
+    nodes = {node.name: node for node in draft.model.proto.graph.node}
+    convolutions = {
+        x.id: _Convolution(x.values, x.rounded(draft, fmt), layer_alone(draft.model, nodes[x.id]))
+        for x in layers
+        if nodes[x.id].op_type in CONVOLUTIONS
+    }
+    means = {x.tensor: _Mean() for x in layers if x.id not in convolutions}
+    meter = Meter(draft.model, tuple(dict.fromkeys(x.tensor for x in layers)))
     for batch in batches:
         for name, array in meter.run(batch).values.items():
             exact = np.asarray(array, np.float32)
             scale = symmetric_scale(np.array(draft.limit(name)), FORMATS[fmt])
             rounded = dequantize(quantize(exact, scale, FORMATS[fmt]), scale)
-            for layer in found.values():
-                if layer.tensor == name:
-                    layer.observe(exact, rounded)
-    return {name: np.asarray(layer.total / max(layer.count, 1), np.float32) for name, layer in found.items()}
+            if name in means:
+                means[name].add(exact, rounded)
+            for layer in layers:
+                if layer.tensor == name and layer.id in convolutions:
+                    convolutions[layer.id].add(exact, rounded)
+    return means, convolutions
 
 
-def _layers(draft: Draft, operands: Sequence[Operand], fmt: str, layers: frozenset[str]) -> dict[str, _Layer]:
+def _of_linear(draft: Draft, layer: _Layer, mean: _Mean, fmt: str) -> Float:
+    """A linear layer's mean error is its error on the means."""
+    exact, coarse = layer.values.astype(np.float64), layer.rounded(draft, fmt).astype(np.float64)
+    if layer.weight.channel_axis == 0:
+        exact, coarse = exact.T, coarse.T
+    error = (mean.exact @ exact - mean.rounded @ coarse) / max(mean.vectors, 1)
+    alpha = draft.model.layer_by_id[layer.id].attributes.get("alpha", 1.0)
+    return np.asarray(error * (alpha if isinstance(alpha, float) else 1.0), np.float32)
+
+
+def _layers(draft: Draft, operands: Sequence[Operand], layers: frozenset[str]) -> list[_Layer]:
     by_layer: dict[str, list[Operand]] = {}
     for operand in operands:
         if operand.layer in layers:
             by_layer.setdefault(operand.layer, []).append(operand)
-    found = {}
+    found = []
     for name, pair in by_layer.items():
         activation = [o for o in pair if o.weight is None and o.input == 0]
         weight = [o for o in pair if o.weight is not None and o.input == 1]
-        if len(pair) == 2 and activation and weight and _supported(draft.model, name):
-            found[name] = _layer(draft, name, activation[0], weight[0], fmt)
+        if len(pair) == 2 and activation and weight and _supported(draft.model, name, weight[0]):
+            found.append(_Layer(name, activation[0].tensor, weight[0]))
     return found
 
 
-def _supported(model: Model, name: str) -> bool:
-    """Gemm with a transposed input has its rows on the other axis."""
+def _supported(model: Model, name: str, weight: Operand) -> bool:
+    """Convolutions, and products of rows with a matrix."""
     layer = model.layer_by_id[name]
-    return layer.op_type != "ConvTranspose" and not layer.attributes.get("transA", 0)
-
-
-def _layer(draft: Draft, name: str, activation: Operand, weight: Operand, fmt: str) -> _Layer:
-    assert weight.weight is not None and weight.channel_axis is not None
-    values, axis = np.asarray(weight.weight, np.float32), weight.channel_axis
-    others = tuple(i for i in range(values.ndim) if i != axis)
-    ratio = draft.weight_ratios.get(weight.tensor, np.float32(1))
-    scale = symmetric_scale(np.abs(values).max(axis=others) * ratio, FORMATS[fmt])
-    rounded = dequantize(quantize(values, scale, FORMATS[fmt], axis), scale, axis)
-    node = next(node for node in draft.model.proto.graph.node if node.name == name)
-    convolution = node.op_type in CONVOLUTIONS
-    return _Layer(activation.tensor, values, rounded, layer_alone(draft.model, node), convolution)
+    if layer.op_type in CONVOLUTIONS:
+        return layer.op_type == "Conv"
+    matrix = weight.weight is not None and weight.weight.ndim == 2
+    return matrix and layer.op_type in ("MatMul", "Gemm") and not layer.attributes.get("transA", 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.model.graph import Layer, Model, TensorInfo
+from diag.model.graph import SHAPE_OF_VALUES, Layer, Model, TensorInfo
 from diag.typed.operands import weight_axis
 
 _HOMOGENEOUS = frozenset({"Identity", "Relu", "LeakyRelu", "Dropout", "Cast"})
@@ -138,8 +138,13 @@ class _Walk:
         return value.size == 1 or (value.size == self.channels and value.shape[-1] == self.channels)
 
 
+def value_readers(model: Model, name: str) -> tuple[Layer, ...]:
+    """Layers that read a tensor's values; those that read its shape only take no notice of a scale."""
+    return tuple(x for x in model.consumers.get(name, ()) if x.op_type not in SHAPE_OF_VALUES)
+
+
 def _only_read(model: Model, name: str, reader: Layer) -> bool:
-    readers = model.consumers.get(name, ())
+    readers = value_readers(model, name)
     if name in model.outputs or len(readers) != 1:
         return False
     return readers[0].id == reader.id and reader.inputs.count(name) == 1 and name not in reader.captured

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.compensation.givers import Giver, Path, walk_back
+from diag.compensation.givers import Giver, Path, value_readers, walk_back
 from diag.model.graph import Layer, Model, TensorInfo
 from diag.typed.operands import weight_axis
 
@@ -56,7 +56,7 @@ def find_sites(model: Model, quantized: Sequence[str], types: Mapping[str, Tenso
     """Sites in graph order: activations among `quantized` that linear layers with constant weights read."""
     found = []
     for tensor in dict.fromkeys(quantized):
-        readers = model.consumers.get(tensor, ())
+        readers = value_readers(model, tensor)
         takers = tuple(t for layer in readers if (t := _taker(model, layer, tensor)) is not None)
         sizes = {_size(model, taker) for taker in takers}
         if len(sizes) == 1:

@@ -180,3 +180,14 @@ def test_a_walk_ends_at_functions_that_do_not_scale(tmp_path: Path) -> None:
     g.add("Sigmoid", ["up"], "act")
     g.linear("y", "act", uniform(2, HIDDEN, WIDTH))
     assert not site_of(load_model(g.saved(tmp_path, ["y"])), "act").folds
+
+
+def test_a_reader_of_the_shape_only_is_no_reader(tmp_path: Path) -> None:
+    from compensation_graphs import Graph
+
+    g = Graph()
+    gamma = [g.constant("gamma", outlier_gamma(2)), g.constant("beta", outlier_gamma(1))]
+    g.add("LayerNormalization", ["x", *gamma], "norm", axis=-1)
+    g.linear("up", "norm", uniform(1, WIDTH, WIDTH))
+    g.add("Reshape", ["up", g.add("Shape", ["norm"], "shape")], "y")
+    assert site_of(load_model(g.saved(tmp_path, ["y"])), "norm").folds
