@@ -4,8 +4,8 @@
 
 Calibrates (min-max) on the first folder. Of the second, the first half of the batches judges the steps; the
 other half, which no step ever saw, gives the figures: cosine and SQNR of one output, and with `--pins` the
-number of pins that `trtdiag pin` needs for `--target` on it. Prints Markdown. Nothing is random: the same table
-each time.
+number of pins that `trtdiag pin` needs for `--target` on it. Prints Markdown. Nothing is random: the table is
+the same each time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"| {step}: {STEPS_IN_WORDS[step]} | {_cells(alone)} | {_cells(after)} |", flush=True)
         difference = whole.difference
         print(
-            f"\nFP32 outputs differ by {difference.max_abs:.1e} at most (relative L2 {difference.rel_l2:.1e})."
+            f"\nIn FP32 the outputs differ by {difference.max_abs:.1e} (relative L2 {difference.rel_l2:.1e})."
         )
     return 0
 
