@@ -11,6 +11,7 @@ from diag import __version__
 from diag.cli import (
     build,
     calibrate,
+    check,
     compare,
     convert,
     demo,
@@ -53,6 +54,7 @@ def _main(
 
 for module in (
     compare,
+    check,
     calibrate,
     convert,
     rank,

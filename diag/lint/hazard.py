@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -42,6 +42,12 @@ def hazards(
         return []
     name, kind, severity = rule
     return [Hazard(name, kind, severity, tuple(layers), title, mend, {"layers": len(layers), **evidence})]
+
+
+def worst_first(found: Iterable[Hazard]) -> list[Hazard]:
+    """Errors, then warnings, then notes."""
+    order = ("error", "warning", "note")
+    return sorted(found, key=lambda hazard: order.index(hazard.severity))
 
 
 class LintRules(BaseModel):

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from diag.lint.bias import check_biases
-from diag.lint.hazard import Hazard
+from diag.lint.hazard import Hazard, worst_first
 from diag.lint.placement import check_placement
 from diag.lint.quantizers import check_quantizers
 from diag.model.graph import Model, TensorInfo
 from diag.plan.layers import float_tensors
 from diag.typed.brought import Quantizer
-
-_ORDER = ("error", "warning", "note")
 
 
 def check_qdq(model: Model, quantizers: Sequence[Quantizer], types: Mapping[str, TensorInfo]) -> list[Hazard]:
@@ -24,4 +22,4 @@ def check_qdq(model: Model, quantizers: Sequence[Quantizer], types: Mapping[str,
         *check_placement(model, quantizers, float_tensors(model, types)),
         *check_biases(model, quantizers),
     ]
-    return sorted(found, key=lambda hazard: _ORDER.index(hazard.severity))
+    return worst_first(found)

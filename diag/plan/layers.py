@@ -19,7 +19,7 @@ BLOCK_OPS = frozenset({"MatMul", "Gemm"})
 _SUBGRAPH_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _QUANTIZER_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 
-_INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
+INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
     "CumSum": (1,),
     "Expand": (1,),
@@ -132,7 +132,7 @@ def index_layers(model: Model, floats: frozenset[str]) -> frozenset[str]:
 
 
 def _index_operands(layer: Layer) -> Iterator[str]:
-    for position in _INDEX_INPUTS.get(layer.op_type, ()):
+    for position in INDEX_INPUTS.get(layer.op_type, ()):
         if position < len(layer.inputs) and layer.inputs[position]:
             yield layer.inputs[position]
 
@@ -142,7 +142,7 @@ def _only_index(model: Model, name: str, found: set[str]) -> bool:
     if name in model.outputs:
         return False
     return all(
-        reader.id in found or set(_positions(reader, name)) <= set(_INDEX_INPUTS.get(reader.op_type, ()))
+        reader.id in found or set(_positions(reader, name)) <= set(INDEX_INPUTS.get(reader.op_type, ()))
         for reader in model.consumers.get(name, ())
     )
 

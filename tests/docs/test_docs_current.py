@@ -150,8 +150,12 @@ def emitted_kinds() -> set[str]:
     """Kinds that the code gives to findings: literal ones, and those of its tables."""
     found = set(audit_findings.FINDING_KINDS.values())
     found |= {kind for kind, _ in engine_findings._KINDS.values()}
-    for file in (ROOT / "diag" / "pipeline").glob("*.py"):
+    files = [*(ROOT / "diag" / "pipeline").glob("*.py"), *(ROOT / "diag" / "lint").glob("*.py")]
+    for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hazards":
+                rule = node.args[0].elts[1] if isinstance(node.args[0], ast.Tuple) else None
+                found |= {rule.value} if isinstance(rule, ast.Constant) else set()
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Finding", "Cause"):
                 given = [k.value for k in node.keywords if k.arg == "kind"] + node.args[:1]
                 found |= {c.value for v in given for c in ast.walk(v) if isinstance(c, ast.Constant)}

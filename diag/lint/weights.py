@@ -1,0 +1,43 @@
+"""The rule on quantized weights: steps that are too coarse for a channel's small values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from diag.lint.hazard import Hazard, hazards, lint_rules
+from diag.numerics.formats import FORMATS, dequantize, quantize, symmetric_scale
+from diag.typed.operands import Operand
+
+
+def check_weights(operands: Sequence[Operand], formats: Mapping[str, str]) -> Iterator[Hazard]:
+    """Layers whose weight, by output channel and min-max, is below the rules' SQNR in its format."""
+    bad = {}
+    for operand in operands:
+        sqnr = _sqnr_db(operand, formats[operand.layer]) if operand.weight is not None else None
+        if sqnr is not None and sqnr < lint_rules().weight_sqnr_db:
+            bad[operand.layer] = sqnr
+    names = sorted(bad, key=bad.__getitem__)
+    first = f"{names[0]} ({bad[names[0]]:.1f} dB)" if names else ""
+    yield from hazards(
+        ("weight-steps", "shared-range", "warning"),
+        names,
+        f"{len(names)} weights are too coarse by output channel, first {first}: a few elements are far "
+        "larger than the rest",
+        "Keep these layers in a float format, or move the large elements into the layer before (smoothing).",
+        **({"worst_sqnr_db": bad[names[0]]} if names else {}),
+    )
+
+
+def _sqnr_db(operand: Operand, fmt: str) -> float | None:
+    """SQNR of the weight itself in dB; None when it is zero or exact."""
+    assert operand.weight is not None and operand.channel_axis is not None
+    values = np.asarray(operand.weight, np.float32)
+    axes = tuple(i for i in range(values.ndim) if i != operand.channel_axis)
+    scale = symmetric_scale(np.abs(values).max(axis=axes), FORMATS[fmt])
+    codes = quantize(values, scale, FORMATS[fmt], operand.channel_axis)
+    error = values - dequantize(codes, scale, operand.channel_axis)
+    noise = float(np.square(error, dtype=np.float64).sum())
+    signal = float(np.square(values, dtype=np.float64).sum())
+    return 10 * float(np.log10(signal / noise)) if noise and signal else None
