@@ -137,9 +137,18 @@ def _text(result: PinResult, target: SearchTarget, out: str) -> str:
         word = "meets" if target.met(metrics) else "misses"
         lines.append(f"rival, everything in {name}: {word}; {_numbers(metrics)}")
     if result.on_engine is not None:
-        lines.append(f"the engine {'holds' if result.on_engine else 'MISSES'} the target")
+        lines.append(_on_engine(result))
     work = f"{result.trials} trials, {result.forward_equivalents:.0f} forward passes"
     return "\n".join([*lines, f"{work}; files in {out}"])
+
+
+def _on_engine(result: PinResult) -> str:
+    """What confirming the plan on an engine came to."""
+    ran = result.report is not None and any(output.engine for output in result.report.outputs)
+    if not result.on_engine:
+        return "the engine MISSES the target" if ran else "the engine was NOT built as the plan asks"
+    held = "and holds the target" if ran else "(types and kernels audited; it was not run here)"
+    return f"the engine is built as the plan asks {held}"
 
 
 def _pins(result: PinResult) -> list[str]:

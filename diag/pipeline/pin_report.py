@@ -31,6 +31,9 @@ from diag.search.frontier import dominated
 from diag.search.pins import PinSearch
 from diag.search.rank import Effect, Ranking
 
+_NOT_BUILT = ("precision-not-built", "pin-not-honoured")
+"""Kinds of findings that say that an engine is not what the plan asks for."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -125,9 +128,16 @@ def prove(found: Found, progress: Progress) -> Report:
 
 
 def confirmed(report: Report, found: Found) -> bool | None:
-    """Whether the engine that was built holds the target too; None where none was run."""
+    """Whether the engine was built as the plan asks and, where it was run, holds the target too.
+
+    None where no engine was asked for. TensorRT-RTX without its GPU is audited, not run.
+    """
+    if found.search.settings.confirm is None:
+        return None
+    if any(finding.kind in _NOT_BUILT and finding.severity != "note" for finding in report.findings):
+        return False
     ran = {output.name: output.engine for output in report.outputs if output.engine}
-    return found.search.target.met(ran) if ran else None
+    return found.search.target.met(ran) if ran else True
 
 
 def _amend(report: Report, found: Found) -> None:
