@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drift_tools import MODEL
+from scipy import stats
 from stats_tools import NAMES, brute_sqnr_db, calibrated, counted, draw, saved
 
 from diag.calibration.table import CalibrationTable
@@ -30,8 +31,8 @@ class Scene:
     def production(
         self, values: dict[str, np.ndarray], name: str = "production.stats", **more: object
     ) -> str:
-        stats = counted(self.table_path, self.table, values, label=name, **more)  # type: ignore[arg-type]
-        return saved(stats, self.folder / name)
+        made = counted(self.table_path, self.table, values, label=name, **more)  # type: ignore[arg-type]
+        return saved(made, self.folder / name)
 
     def drift(self, *words: str) -> Report:
         assert run([str(self.table_path), *words, "--out", str(self.folder / "out"), "--quiet"]) == 0
@@ -318,3 +319,26 @@ def test_bad_input_is_refused(
     assert not (scene.folder / "out" / "report.json").exists()
     assert run([str(scene.table_path), good, "--data", "x", "--out", str(scene.folder / "out")]) == 2
     assert MODEL not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5, 2.0, 4.0])
+def test_the_loss_of_a_gaussian_that_grows_is_its_closed_form(
+    tmp_path: Path, rng: np.random.Generator, factor: float
+) -> None:
+    """Calibrated at k sigma, production's sigma is `factor` times as large: k / factor."""
+
+    def closed_db(k: float) -> float:
+        clipped = 2 * ((1 + k * k) * stats.norm.sf(k) - k * stats.norm.pdf(k))
+        return float(-10 * np.log10(math.erf(k / math.sqrt(2)) * (k / 127) ** 2 / 12 + clipped))
+
+    def gaussian(scale: float) -> dict[str, np.ndarray]:
+        return {"x": rng.normal(0, scale, (64, 8192)).astype(np.float32)}
+
+    calibration = gaussian(1.0)
+    path = tmp_path / "table.json"
+    scene = Scene(tmp_path, path, calibrated(path, calibration), calibration)
+    report = scene.drift(scene.production(gaussian(factor)))
+    assert report.drift is not None
+    k = scene.table.tensors["x"].absmax
+    expected = closed_db(k) - closed_db(k / factor)
+    assert report.drift.tensors[0].figures["sqnr_loss_db"].value == pytest.approx(expected, abs=0.2)

@@ -115,10 +115,13 @@ def test_names_of_slices_are_names_of_folders(tmp_path: Path, name: str) -> None
     assert unquote(made.name) == name
 
 
-def test_cost_is_measured_beside_drift(folder: Path) -> None:
-    out = folder / "cost"
+@pytest.mark.parametrize("first", ["table", "statistics"])
+def test_cost_is_measured_beside_drift(folder: Path, first: str) -> None:
+    out = folder / f"cost-{first}"
     assert profile(folder, "by/loud", "loud.stats") == 0
-    words = ["drift", folder / "table.json", folder / "loud.stats", "--model", folder / "model.onnx"]
+    assert profile(folder, "calib", "calib.stats") == 0
+    calibration = folder / ("table.json" if first == "table" else "calib.stats")
+    words = ["drift", calibration, folder / "loud.stats", "--model", folder / "model.onnx"]
     words += ["--data", folder / "by/loud", "--reference-data", folder / "calib", "--out", out]
     assert run(*words) == 0
     report = read_report(out / "report.json")
