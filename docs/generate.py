@@ -17,6 +17,8 @@ from pydantic import BaseModel
 
 from diag.calibration import table
 from diag.cli.main import app
+from diag.drift import stats_file
+from diag.drift.stats import SCHEMA as STATS_SCHEMA
 from diag.errors import EngineError, NotEnoughEvidenceError, OutputError, TrtdiagError
 from diag.files import write_text
 from diag.numerics.table import DRIFT_METRICS, METRICS
@@ -50,6 +52,11 @@ def calibration_schema() -> str:
     return _schema(table.CalibrationTable, table.SCHEMA)
 
 
+def stats_schema() -> str:
+    """The JSON Schema of the header of a file of statistics, as text."""
+    return _schema(stats_file.StatsHeader, STATS_SCHEMA)
+
+
 def reference() -> str:
     """Commands, options, exit codes, metrics and finding kinds, as Markdown."""
     parts = (_commands(), _exit_codes(), _metrics(), _finding_kinds())
@@ -60,6 +67,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "report.schema.json": report_schema,
     "plan.schema.json": plan_schema,
     "calibration.schema.json": calibration_schema,
+    "stats.schema.json": stats_schema,
     "reference.md": reference,
 }
 """Every generated page, by the name of its file."""

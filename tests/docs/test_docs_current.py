@@ -111,7 +111,7 @@ def test_files_that_are_named_exist():
             assert exists, f"{document.name}: {path}"
 
 
-@pytest.mark.parametrize("name", ["report", "plan", "calibration"])
+@pytest.mark.parametrize("name", ["report", "plan", "calibration", "stats"])
 def test_schemas_are_schemas(name):
     schema = json.loads((ROOT / "docs" / f"{name}.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
