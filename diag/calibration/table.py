@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from diag.errors import TableError
 from diag.files import write_text
+from diag.numerics.awq import CLIP_RATIOS
 from diag.numerics.calibrate import PERCENTILES
 from diag.numerics.formats import FORMATS, symmetric_scale
 
@@ -153,6 +154,52 @@ class Compensation(_Part):
         return {name: _vector(text) for name, text in wanted.items()}
 
 
+class AwqLayer(_Part):
+    """What the search for INT4 found for one layer. SQNR of its output on rows that were held out."""
+
+    tensor: str
+    """Its input."""
+    sqnr_db_before: float
+    """With round-to-nearest."""
+    sqnr_db_after: float
+    ratios: str = ""
+    """A letter for each block and output channel: how much smaller its step is, from `a` (not) on. Empty: the
+    search did not help, and the layer stays as it was."""
+
+
+class Awq(_Part):
+    """Scales and steps for INT4 weights, searched on the outputs of the layers (`diag.numerics.awq`)."""
+
+    factors: dict[str, str] = {}
+    """Input tensor to the numbers that its channels are divided by; the weights are multiplied."""
+    alphas: dict[str, float] = {}
+    """Strength behind each of the factors."""
+    layers: dict[str, AwqLayer]
+    blocks: dict[str, int]
+    """Block size of each layer."""
+    rows: int
+    """Rows of each input that were looked at, half of them held out."""
+
+    def vectors(self) -> dict[str, NDArray[np.float32]]:
+        """`factors` as arrays of shape (channels,)."""
+        return {name: _vector(text) for name, text in self.factors.items()}
+
+    def step_ratios(self, outputs: Mapping[str, int]) -> dict[str, NDArray[np.float32]]:
+        """Ratios of the layers that kept theirs, shape (blocks, outputs), given their output channels.
+
+        Raises TableError for letters that make no such array.
+        """
+        table = np.array(CLIP_RATIOS, np.float32)
+        found = {}
+        for name, layer in self.layers.items():
+            if layer.ratios and name in outputs:
+                codes = np.frombuffer(layer.ratios.encode(), np.uint8).astype(int) - ord("a")
+                if len(codes) % outputs[name] or codes.min() < 0 or codes.max() >= len(table):
+                    raise TableError(f"the table's steps of layer {name!r} are damaged", "Calibrate again.")
+                found[name] = table[codes].reshape(-1, outputs[name])
+        return found
+
+
 def _vector(text: str) -> NDArray[np.float32]:
     return np.array([float(word) for word in text.split()], np.float32)
 
@@ -197,6 +244,8 @@ class CalibrationTable(_Part):
     tensors: dict[str, TensorRange]
     compensation: Compensation | None = None
     """None for a table of a model as it came."""
+    awq: Awq | None = None
+    """None unless the plan asks for `method: awq`."""
 
     def scales(self, fmt: str, method: str | None = None) -> dict[str, float]:
         """Step of each tensor in a quantized format, `range / largest code` (INT8: 127, FP8 E4M3: 448).

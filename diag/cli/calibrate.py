@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Annotated, Any
 
 import typer
 
 from diag.calibration.remarks import Remark, costs_of, measured_methods, remarks
-from diag.calibration.table import PERCENTILE, CalibrationTable
+from diag.calibration.table import PERCENTILE, Awq, CalibrationTable
 from diag.cli import caches, compensation, options
 from diag.cli.console import Output, with_bar
 from diag.errors import UsageError
@@ -161,6 +162,7 @@ def _as_json(table: CalibrationTable, found: list[Remark], out: str) -> dict[str
         "skipped_batches": table.skipped_batches,
         "method": table.method,
         "best": {name: best.count(name) for name in dict.fromkeys(best)},
+        "awq": _awq_layers(table.awq),
         "remarks": [
             {"kind": r.kind, "severity": r.severity, "method": r.method, "tensors": dict(r.tensors)}
             for r in found
@@ -168,7 +170,38 @@ def _as_json(table: CalibrationTable, found: list[Remark], out: str) -> dict[str
     }
 
 
+def _awq_layers(awq: Awq | None) -> dict[str, dict[str, float]]:
+    """Layer to its output's SQNR on rows held out, before and after the search, and its scale's alpha."""
+    if awq is None:
+        return {}
+    return {
+        name: {
+            "sqnr_db_before": layer.sqnr_db_before,
+            "sqnr_db_after": layer.sqnr_db_after,
+            "alpha": awq.alphas.get(layer.tensor, 0.0),
+        }
+        for name, layer in awq.layers.items()
+    }
+
+
+def _awq_text(awq: Awq, out: str) -> str:
+    """What the search for INT4 brought, in one sentence."""
+    layers = list(awq.layers.values())
+    better = sum(bool(layer.ratios) for layer in layers)
+    before, after = (
+        statistics.median(values)
+        for values in ([x.sqnr_db_before for x in layers], [x.sqnr_db_after for x in layers])
+    )
+    scaled = f"; {len(awq.factors)} inputs are scaled by a Mul" if awq.factors else ""
+    return (
+        f"INT4: {better} of {len(layers)} layers gain by the search, the median output on rows held out goes "
+        f"from {before:.1f} to {after:.1f} dB{scaled}: {out}"
+    )
+
+
 def _as_text(table: CalibrationTable, found: list[Remark], out: str) -> str:
+    if table.awq is not None and table.awq.layers and not table.tensors:
+        return _awq_text(table.awq, out)
     lines = [f"{len(table.tensors)} tensors calibrated on {table.data}: {out} (uses {table.method})"]
     if table.skipped_batches:
         lines.append(f"{table.skipped_batches} batches were left out: not finite")
@@ -178,6 +211,7 @@ def _as_text(table: CalibrationTable, found: list[Remark], out: str) -> str:
         lines.append(f"best methods: {', '.join(counted)} tensors")
     used = PERCENTILE if table.method == "percentile" else table.method
     lines += [_line(remark) for remark in found if remark.method in ("", used)]
+    lines += [_awq_text(table.awq, out)] if table.awq is not None and table.awq.layers else []
     return "\n".join([*lines, *_methods(table, found)])
 
 

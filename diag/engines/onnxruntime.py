@@ -96,7 +96,7 @@ def _settle(options: Any, threads: int | None) -> None:
         options.use_per_session_threads = False
         options.add_session_config_entry("session.use_env_allocators", "1")
         return
-    options.intra_op_num_threads = threads or min(_cores(), MAX_THREADS)
+    options.intra_op_num_threads = threads or min(processors(), MAX_THREADS)
     # A comparison holds dozens of sessions: their threads must not spin in each other's way, and their pools
     # of memory, which never shrink, would add up.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -107,10 +107,10 @@ def _settle(options: Any, threads: int | None) -> None:
 def _share_environment() -> None:
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(memory, None)
-    ort.set_global_thread_pool_sizes(min(_cores(), MAX_THREADS), 1)
+    ort.set_global_thread_pool_sizes(min(processors(), MAX_THREADS), 1)
 
 
-def _cores() -> int:
+def processors() -> int:
     """Processors that this process may use (a calibration worker pins itself to its share)."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from diag.calibration.awq import search_awq
 from diag.calibration.cache_table import read_calibration
 from diag.calibration.minmax import measure_ranges
 from diag.calibration.table import CalibrationTable, TensorRange
@@ -23,6 +24,7 @@ from diag.plan.schema import Plan, plan_for_format, read_plan
 from diag.progress import Progress
 from diag.roles import Role, find_roles, norm_parts
 from diag.typed.apply import TypedModel, apply_formats, operands_of
+from diag.typed.blocks import BlockLayer, BlockTuning, block_layers
 from diag.typed.operands import Operand
 from diag.typed.types import complete
 
@@ -44,7 +46,19 @@ class Planned:
     @property
     def method(self) -> str | None:
         """Calibration method that the plan names; None leaves the choice to the table."""
-        return self.plan.quantizer.method
+        method = self.plan.quantizer.method
+        return None if method == "awq" else method
+
+    @property
+    def awq(self) -> bool:
+        """Whether the plan asks for a search of INT4's scales and steps."""
+        return self.plan.quantizer.method == "awq" and "int4" in self.resolved.formats.values()
+
+    @property
+    def blocks(self) -> tuple[BlockLayer, ...]:
+        """Layers with weights in blocks. Raises PlanError for blocks that do not fit."""
+        size = self.plan.quantizer.block_size
+        return block_layers(self.model, self.resolved.formats, self.types, size).layers
 
     def with_plan(self, plan: Plan) -> Planned:
         """The same model under another plan. Raises PlanError."""
@@ -77,8 +91,24 @@ class Planned:
             out_of_range=self.plan.constants.out_of_range,
             block_size=self.plan.quantizer.block_size,
             fused=self.fused,
+            tuning=self._tuning(table),
             **self._compensation(table),
         )
+
+    def _tuning(self, table: CalibrationTable | None) -> BlockTuning | None:
+        """What the search for INT4 found, if the plan asks for it. Raises TableError."""
+        if table is None or table.awq is None or not self.awq:
+            return None
+        blocks = self.blocks
+        for layer in blocks:
+            if table.awq.blocks.get(layer.layer, layer.size) != layer.size:
+                raise TableError(
+                    f"the table's steps of layer {layer.layer!r} are for blocks of "
+                    f"{table.awq.blocks[layer.layer]}, and the plan has {layer.size}",
+                    "Calibrate again with this plan.",
+                )
+        outputs = {x.layer: x.weight.shape[1 - x.axis] for x in blocks if x.weight.ndim == 2}
+        return BlockTuning(table.awq.vectors(), table.awq.step_ratios(outputs))
 
     def _compensation(self, table: CalibrationTable | None) -> dict[str, dict[str, NDArray[Any]]]:
         """What belongs to the ranges beside them: found by compensation, or imported with them."""
@@ -125,6 +155,22 @@ def calibrate(
     planned: Planned, feeds: Feeds, table_path: str | None, progress: Progress
 ) -> tuple[CalibrationTable | None, str]:
     """The table of scales, and in words where it came from. Without one: min-max on the data."""
+    table, origin = _ranges(planned, feeds, table_path, progress)
+    if not planned.awq or (table is not None and table.awq is not None):
+        return table, origin
+    found = search_awq(planned.model, planned.blocks, feeds, len(feeds), progress)
+    table = table or new_table(planned.model, feeds, {})
+    origin = f"{origin}; INT4 searched" if origin else f"INT4 searched on the compared data ({feeds.label})"
+    return table.model_copy(update={"awq": found}), origin
+
+
+def _ranges(
+    planned: Planned, feeds: Feeds, table_path: str | None, progress: Progress
+) -> tuple[CalibrationTable | None, str]:
+    if table_path is not None and planned.awq:
+        table = read_scales(planned, table_path)
+        assert table is not None
+        return table, f"{table_path} ({table.data})"
     if not planned.activations:
         return None, ""
     if table_path is not None:
@@ -144,10 +190,11 @@ def calibrate(
 def read_scales(planned: Planned, table_path: str | None) -> CalibrationTable | None:
     """The table or cache, if the plan needs one; checked to hold every tensor that will be quantized."""
     needed = planned.activations
-    if not needed:
+    if not needed and not planned.awq:
         return None
     if table_path is None:
-        raise TableError("the plan quantizes activations and needs their scales", "Give --calibration TABLE.")
+        what = "quantizes activations and needs their scales" if needed else "wants INT4 scales searched"
+        raise TableError(f"the plan {what}", "Give --calibration TABLE.")
     table = read_calibration(table_path, planned.model, needed)
     missing = [name for name in needed if name not in table.tensors]
     if missing:
@@ -155,6 +202,11 @@ def read_scales(planned: Planned, table_path: str | None) -> CalibrationTable | 
             f"calibration {table_path!r} lacks {len(missing)} of {len(needed)} tensors, or gives them no "
             f"finite scale, first {missing[0]!r}",
             "Calibrate again with the plan: trtdiag calibrate MODEL --plan PLAN --data DATA --out TABLE.",
+        )
+    if planned.awq and table.awq is None:
+        raise TableError(
+            f"table {table_path!r} holds no search of INT4's scales, which the plan asks for (method: awq)",
+            "Make one with trtdiag calibrate --plan PLAN.",
         )
     table.scales("int8", planned.method)  # a method that the table lacks is refused before the work begins
     return table

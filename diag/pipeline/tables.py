@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnx import TensorProto
 
 from diag import __version__
+from diag.calibration.awq import search_awq
 from diag.calibration.best import choose_best
 from diag.calibration.measurement import table_of
 from diag.calibration.merge import merge_tables
@@ -19,16 +20,18 @@ from diag.calibration.samples import CalibrationFeeds, open_calibration_feeds
 from diag.calibration.state import Checkpoint
 from diag.calibration.table import BEST, CHOICES, CalibrationTable, write_table
 from diag.errors import ModelError, UsageError
+from diag.feeds.source import Batch
 from diag.files import output_file
 from diag.model import shapes
 from diag.model.graph import Model
 from diag.model.load import load_model
 from diag.model.save import save_model
-from diag.pipeline.prepare import choose_plan, plan_on, read_scales
+from diag.pipeline.prepare import choose_plan, new_table, plan_on, read_scales
 from diag.pipeline.structure import structure_notes
 from diag.plan.schema import read_plan
 from diag.progress import Progress
 from diag.typed.apply import TypedModel, operands_of
+from diag.typed.blocks import BlockLayer
 from diag.typed.operands import LINEAR_OPS, Operand
 from diag.typed.types import complete
 
@@ -62,6 +65,8 @@ class _Job:
     method: str
     feeds: CalibrationFeeds
     file: Path
+    searched: tuple[BlockLayer, ...] = ()
+    """Layers whose INT4 scales the plan wants searched."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -89,9 +94,14 @@ def calibrate(settings: CalibrateSettings, progress: Progress) -> CalibrationTab
     job = _job(settings)
     begun = Checkpoint(job.file.with_name(f".{job.file.name}.state"), _key(job)) if settings.resume else None
     options = RunOptions(settings.skip_bad, settings.jobs, begun, job.method == BEST)
-    found = measure(job.model, job.tensors, job.feeds, options, progress)
-    progress.start("computing ranges", None)
-    table = table_of(found, job.model.sha256, job.method)
+    table = new_table(job.model, job.feeds, {})
+    if job.tensors:
+        found = measure(job.model, job.tensors, job.feeds, options, progress)
+        progress.start("computing ranges", None)
+        table = table_of(found, job.model.sha256, job.method)
+    if job.searched:
+        found_awq = search_awq(job.model, job.searched, _batches(job), len(job.feeds), progress)
+        table = table.model_copy(update={"awq": found_awq})
     if job.method == BEST:
         table = choose_best(job.model, job.operands, table, job.feeds, settings.skip_bad, progress)
     write_table(table, job.file)
@@ -111,18 +121,24 @@ def _job(settings: CalibrateSettings) -> _Job:
     if settings.jobs < 1:
         raise UsageError(f"{settings.jobs} processes can do nothing", "Give --jobs 1 or more.")
     method = _known(settings.method)
-    model, operands, planned = _to_measure(settings)
+    model, operands, planned, searched = _to_measure(settings)
     if settings.all_tensors and BEST in (method, planned):
         raise UsageError("the best method is measured on operands only", "Leave out --all-tensors.")
     feeds = open_calibration_feeds(settings.data, model.inputs, settings.limit, settings.skip_bad)
-    if not operands:
+    if not operands and not searched:
         raise ModelError(
             "the model has no Conv, ConvTranspose, MatMul or Gemm to quantize"
             if settings.plan is None
             else f"plan {settings.plan!r} quantizes no activation",
             "Nothing to calibrate.",
         )
-    return _Job(settings, model, operands, method or planned, feeds, output_file(settings.out))
+    return _Job(settings, model, operands, method or planned, feeds, output_file(settings.out), searched)
+
+
+def _batches(job: _Job) -> Iterator[Batch]:
+    """The batches, those that are not finite left out where the user said so (they were named before)."""
+    skip: Callable[[int, str], None] | None = (lambda number, origin: None) if job.settings.skip_bad else None
+    return (batch for _, _, batch in job.feeds.read(skip))
 
 
 def _float_tensors(model: Model) -> tuple[str, ...]:
@@ -140,14 +156,17 @@ def _known(method: str | None) -> str | None:
     return "minmax" if method == ALL else method
 
 
-def _to_measure(settings: CalibrateSettings) -> tuple[Model, tuple[Operand, ...], str]:
-    """The model, the operands that get a quantizer, and the plan's method."""
+def _to_measure(
+    settings: CalibrateSettings,
+) -> tuple[Model, tuple[Operand, ...], str, tuple[BlockLayer, ...]]:
+    """The model, the operands that get a quantizer, the plan's method, and the layers to search for INT4."""
     if settings.plan is None:
         model = load_model(settings.model)
         formats = {layer.id: "int8" for layer in model.layers if layer.op_type in LINEAR_OPS}
-        return model, operands_of(model, formats, shapes.infer(model)), "minmax"
+        return model, operands_of(model, formats, shapes.infer(model)), "minmax", ()
     planned = plan_on(settings.model, read_plan(settings.plan))
-    return planned.model, planned.operands, planned.method or "minmax"
+    searched = planned.blocks if planned.awq else ()
+    return planned.model, planned.operands, planned.method or "minmax", searched
 
 
 def _key(job: _Job) -> str:

@@ -129,8 +129,9 @@ class Quantizer(_Part):
 
     activations: Literal["per_tensor"] = "per_tensor"
     weights: Literal["per_channel", "per_tensor"] = "per_channel"
-    method: Literal["minmax", "entropy", "percentile", "mse", "best"] | None = None
-    """How ranges are chosen; when it is not given, as the calibration table says."""
+    method: Literal["minmax", "entropy", "percentile", "mse", "best", "awq"] | None = None
+    """How ranges are chosen; when it is not given, as the calibration table says. `awq` is for INT4 weights:
+    scales and steps searched on the layers' outputs; ranges of activations are then as the table says."""
     block_size: Literal[32, 64, 128] | None = None
     """Weights that share one INT4 scale; when it is not given, the largest of these that divides the layer's
     reduction axis. MXFP8 has 32, NVFP4 16."""

@@ -16,7 +16,7 @@ from diag.model import shapes
 from diag.model.graph import FLOAT_TYPES, Layer, Model, TensorInfo
 from diag.model.load import OPSETS
 from diag.numerics.formats import FORMATS
-from diag.typed.blocks import BLOCK_FORMATS, WEIGHT, BlockLayers, block_layers
+from diag.typed.blocks import BLOCK_FORMATS, WEIGHT, BlockLayers, BlockTuning, block_layers
 from diag.typed.fused import Scales, common_scales, without_fused
 from diag.typed.operands import Operand, brings_quantizers, operand_notes, quantized_operands
 from diag.typed.passes.correct_bias import correct_bias
@@ -102,6 +102,7 @@ def apply_formats(
     scales: Scales | None = None,
     out_of_range: OutOfRange = "clamp",
     block_size: int | None = None,
+    tuning: BlockTuning | None = None,
     weight_ratios: Ratios | None = None,
     corrections: Mapping[str, NDArray[np.float32]] | None = None,
     fused: bool = False,
@@ -109,9 +110,9 @@ def apply_formats(
     """Rewrite `model` so that each layer computes in its format; `formats` holds every layer id.
 
     `scales` gives the step of each quantized activation, by format and tensor; `block_size` is that of INT4
-    (see `block_layers`); `weight_ratios` a weight's factors, one for each channel, by which its steps are
-    smaller than min-max; `corrections` what is added to a layer's output (see `correct_bias`); `fused` asks
-    for the placement of that name.
+    (see `block_layers`), and `tuning` what a search found for it; `weight_ratios` a weight's factors, one for
+    each channel, by which its steps are smaller than min-max; `corrections` what is added to a layer's output
+    (see `correct_bias`); `fused` asks for the placement of that name.
 
     Raises PlanError for blocks that do not fit, TableError for a missing scale, ModelError when the result
     does not pass ONNX's checker.
@@ -120,7 +121,8 @@ def apply_formats(
     operands = _plain_operands(model, formats, types, fused)
     blocks = block_layers(model, formats, types, block_size)
     floats, notes = _float_formats(model, formats, base, types)
-    notes += [*operand_notes(model, _quantized(formats), types), *blocks.notes]
+    tuning = tuning or BlockTuning()
+    notes += [*operand_notes(model, _quantized(formats), types), *blocks.notes, *tuning.notes(blocks.layers)]
     corrected = correct_bias(model, corrections or {})
     raised = _raised(corrected, _needed_opset(model, floats, formats, operands, blocks))
     surgery = Surgery.open(raised.proto, raised.weights)
@@ -135,7 +137,7 @@ def apply_formats(
     if fused:
         scales = common_scales(model, [(o, formats[o.layer]) for o in operands], scales or {})
     insert_qdq(surgery, operands, quantized, floats, scales or {}, weight_ratios or {})
-    insert_blocks(surgery, blocks.layers, floats, (scales or {}).get("nvfp4", {}))
+    insert_blocks(surgery, blocks.layers, floats, (scales or {}).get("nvfp4", {}), tuning)
     quantized |= {x.layer: x.format for x in blocks.layers}
     result = surgery.close()
     tf32 = _marked_tf32(result, model, formats, types)

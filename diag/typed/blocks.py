@@ -7,8 +7,8 @@ too, while the engine runs, if it has two or three dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,28 @@ class BlockLayer:
     """Reduction axis of `weight`."""
     size: int
     """Elements of a block."""
-    activation: str = ""
-    """Tensor that is quantized while the engine runs; empty for INT4."""
+    source: str
+    """Tensor that the weights are multiplied with."""
+    dynamic: bool = False
+    """Whether `source` is quantized while the engine runs."""
+
+
+@dataclass(frozen=True)
+class BlockTuning:
+    """What a search found for INT4 weights (`diag.numerics.awq`)."""
+
+    factors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """By input tensor: its channels are divided by these, and the weights multiplied."""
+    ratios: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """By layer: by how much the steps of its blocks are smaller, shape (blocks, outputs)."""
+
+    def notes(self, layers: Sequence[BlockLayer]) -> list[str]:
+        """What is said of nodes that the scales add."""
+        scaled = [x for x in layers if x.format == "int4" and x.source in self.factors]
+        inputs = len({x.source for x in scaled})
+        return [f"{inputs} Mul(s) undo the scales of {len(scaled)} INT4 layer(s) at their inputs"] * bool(
+            scaled
+        )
 
 
 @dataclass(frozen=True)
@@ -62,9 +82,7 @@ class BlockLayers:
 
     def operands(self) -> tuple[Operand, ...]:
         """Activations that need a scale measured beforehand: NVFP4's, which have one for the tensor."""
-        return tuple(
-            Operand(x.layer, 0, x.activation, None, None) for x in self.layers if x.format == "nvfp4"
-        )
+        return tuple(Operand(x.layer, 0, x.source, None, None) for x in self.layers if x.format == "nvfp4")
 
 
 def block_layers(
@@ -92,7 +110,7 @@ def block_layers(
         f"{len(names)} layer(s) are not quantized to {why}, first {names[0]}"
         for why, names in refused.items()
     )
-    if any(x.activation for x in found):
+    if any(x.dynamic for x in found):
         notes += (_TRT_NOTE,)
     return BlockLayers(tuple(found), notes)
 
@@ -111,10 +129,11 @@ def _block_layer(
     size = _block_size(fmt, weight.shape[axis], layer.id, block_size)
     if not size:
         return f"a reduction over {weight.shape[axis]} elements does not divide into blocks"
+    plain = BlockLayer(layer.id, fmt, name, weight, axis, size, layer.inputs[0])
     if fmt == "int4":
-        return BlockLayer(layer.id, fmt, name, weight, axis, size)
+        return plain
     trouble = _dynamic_trouble(layer, types.get(layer.inputs[0]), weight.ndim)
-    return trouble or BlockLayer(layer.id, fmt, name, weight, axis, size, layer.inputs[0])
+    return trouble or replace(plain, dynamic=True)
 
 
 def _dynamic_trouble(layer: Layer, activation: TensorInfo | None, weight_rank: int) -> str:

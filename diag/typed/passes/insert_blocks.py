@@ -25,7 +25,7 @@ from diag.numerics.blocks import (
     quantize_blocks,
 )
 from diag.numerics.formats import FORMATS, symmetric_scale
-from diag.typed.blocks import WEIGHT, BlockLayer
+from diag.typed.blocks import WEIGHT, BlockLayer, BlockTuning
 from diag.typed.passes.insert_qdq import storable
 from diag.typed.surgeon import ELEM_TYPE, NAMESPACE, Surgery
 
@@ -38,20 +38,24 @@ def insert_blocks(
     layers: Sequence[BlockLayer],
     bases: Mapping[str, str],
     scales: Mapping[str, float],
+    tuning: BlockTuning,
 ) -> None:
     """Store each layer's weights in blocks.
 
     `bases` gives the float format that a layer computes in, `scales` for NVFP4 the step of each activation by
-    tensor name: largest magnitude over 6. Raises TableError when one is missing.
+    tensor name: largest magnitude over 6, and `tuning` what a search found for INT4. Raises TableError when a
+    step is missing, or when the search was made for other blocks.
     """
-    inserter = _Inserter(surgery, bases, scales)
+    inserter = _Inserter(surgery, bases, scales, tuning)
     nodes = {node.name: node for node in surgery.graph.nodes}
     before: dict[str, list[Any]] = {}
     for layer in layers:
         node = nodes[layer.layer]
         node.inputs[WEIGHT] = inserter.weight(layer)
-        if layer.activation:
+        if layer.dynamic:
             node.inputs[0] = inserter.activation(node.inputs[0], layer)
+        elif layer.source in tuning.factors:
+            node.inputs[0] = inserter.divided(node.inputs[0], layer)
         before[layer.layer] = inserter.take_pending()
     ordered = [n for node in surgery.graph.nodes for n in (*before.get(node.name, ()), node)]
     surgery.graph.nodes.clear()
@@ -59,8 +63,15 @@ def insert_blocks(
 
 
 class _Inserter:
-    def __init__(self, surgery: Surgery, bases: Mapping[str, str], scales: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        surgery: Surgery,
+        bases: Mapping[str, str],
+        scales: Mapping[str, float],
+        tuning: BlockTuning,
+    ) -> None:
         self._surgery = surgery
+        self._tuning = tuning
         self._bases = bases
         self._scales = scales
         self._done: dict[tuple[str, str, int, str], Any] = {}
@@ -72,7 +83,8 @@ class _Inserter:
 
     def weight(self, layer: BlockLayer) -> Any:
         base = self._bases.get(layer.layer, "fp32")
-        key = (layer.tensor, layer.format, layer.axis, base)
+        searched = layer.source in self._tuning.factors or layer.layer in self._tuning.ratios
+        key = (layer.layer if searched else layer.tensor, layer.format, layer.axis, base)
         if key not in self._done:
             make = {"int4": self._int4, "mxfp8": self._mxfp8, "nvfp4": self._nvfp4}[layer.format]
             label = self._surgery.fresh(f"{layer.tensor}/{layer.format}")
@@ -89,12 +101,40 @@ class _Inserter:
         return self._done[key]
 
     def _int4(self, layer: BlockLayer, values: NDArray[np.float32], label: str, base: str) -> Any:
-        absmax = block_absmax(values, layer.axis, layer.size)
-        scales = storable(symmetric_scale(absmax, FORMATS["int4"]), base)
+        factors, ratios = self._tuning.factors.get(layer.source), self._tuning.ratios.get(layer.layer)
+        if factors is not None:
+            values = values * np.expand_dims(factors, 1 - layer.axis)
+        scales = storable(self._steps(layer, values, ratios), base)
         codes = quantize_blocks(values, scales, "int4", layer.axis)
         stored = self._beside(label, "scale", scales.astype(FORMATS[base].dtype))
         inputs = [self._surgery.constant(label, codes), stored]
         return self._dequantized(label, inputs, layer.axis, layer.size, base)
+
+    def _steps(
+        self, layer: BlockLayer, values: NDArray[np.float32], ratios: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
+        absmax = block_absmax(values, layer.axis, layer.size)
+        if ratios is None:
+            return symmetric_scale(absmax, FORMATS["int4"])
+        turned = ratios if layer.axis == 0 else ratios.T
+        if turned.shape != absmax.shape:
+            raise TableError(
+                f"the table's steps of layer {layer.layer!r} are for other blocks than the plan's",
+                "Calibrate again with this plan.",
+            )
+        return symmetric_scale(absmax * turned, FORMATS["int4"])
+
+    def divided(self, tensor: Any, layer: BlockLayer) -> Any:
+        """The tensor with its channels divided by the factors that the weights are multiplied by."""
+        base = self._bases.get(layer.layer, "fp32")
+        key = (tensor.name, "divided", 0, base)
+        if key not in self._done:
+            label = self._surgery.fresh(f"{tensor.name}/divided")
+            inverse = (1 / self._tuning.factors[layer.source]).astype(FORMATS[base].dtype)
+            inputs = [tensor, self._beside(label, "inverse", inverse)]
+            self._done[key] = gs.Variable(label)
+            self._add("Mul", f"divide/{label}", {}, inputs, [self._done[key]])
+        return self._done[key]
 
     def _mxfp8(self, layer: BlockLayer, values: NDArray[np.float32], label: str, base: str) -> Any:
         blocks = mxfp8_blocks(values, layer.axis)
@@ -117,10 +157,10 @@ class _Inserter:
         return self._mx_dequantized(label, outputs, -1, layer.size, base)
 
     def _dynamic_nvfp4(self, tensor: Any, layer: BlockLayer, label: str, base: str) -> Any:
-        step = self._scales.get(layer.activation)
+        step = self._scales.get(layer.source)
         if step is None or not np.isfinite(step) or step <= 0:
             raise TableError(
-                f"the calibration has no usable scale for tensor {layer.activation!r} (found: {step})",
+                f"the calibration has no usable scale for tensor {layer.source!r} (found: {step})",
                 "Calibrate with data that reach it.",
             )
         tensor_scale = self._beside(label, "tensor_scale", np.asarray(step / E4M3.max, np.float32))
