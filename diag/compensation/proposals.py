@@ -22,8 +22,12 @@ from diag.compensation.smoothing import apply_scale, search_smoothing, weights_o
 from diag.compensation.splitting import apply_split, search_split
 from diag.compensation.steps_of_weights import search_weight_ratios
 from diag.numerics.calibrate import METHODS
+from diag.typed.operands import Operand
 
 Float = NDArray[np.float32]
+
+_RANGE_BATCHES = 2
+"""Whole batches are run for every range that is tried: two of each kind must do."""
 
 
 @dataclass(frozen=True)
@@ -124,24 +128,35 @@ def propose_ranges(place: Workplace, draft: Draft) -> list[Proposal]:
     if place.lowering.format != "int8":
         return []
     operands = place.lowering.operands(draft.model)
-    limits = {name: _limits(draft, name, place.rules) for name in activations(operands)}
-    costs = output_costs(draft.model, operands, limits, place.search_batches, True)
-    chosen = {name: min(found, key=lambda label: found[label]) for name, found in costs.items()}
-    pairs = {name: {k: limits[name][k] for k in ("now", label)} for name, label in chosen.items()}
-    others = {name: {"now": found["now"]} for name, found in limits.items() if name not in pairs}
-    held = output_costs(draft.model, operands, pairs | others, place.held_batches, True)
-    gains = {n: gain_db(held[n]["now"], held[n][label]) for n, label in chosen.items() if label != "now"}
-    better = {name: gain for name, gain in gains.items() if gain >= place.rules.least_layer_gain_db}
+    found = _better_ranges(place, draft, operands)
     readers = {o.tensor: o.layer for o in reversed(operands)}
     proposals = []
-    for group, layers in _by_group(place, [readers[name] for name in better]).items():
-        members = {name: limits[name][chosen[name]] for name in better if readers[name] in layers}
+    for group, layers in _by_group(place, [readers[name] for name in found]).items():
+        members = {name: limit for name, (limit, _) in found.items() if readers[name] in layers}
 
         def apply(best: Draft, members: Mapping[str, float] = members) -> Draft:
             return replace(best, searched={**best.searched, **members})
 
-        proposals.append(Proposal(group, {readers[name]: better[name] for name in members}, apply))
+        proposals.append(Proposal(group, {readers[name]: found[name][1] for name in members}, apply))
     return proposals
+
+
+def _better_ranges(
+    place: Workplace, draft: Draft, operands: Sequence[Operand]
+) -> dict[str, tuple[float, float]]:
+    """Tensors whose best range on the search batches is better on held-out ones too: range, gain in dB."""
+    limits = {name: _limits(draft, name, place.rules) for name in activations(operands)}
+    searched, held = place.search_batches[:_RANGE_BATCHES], place.held_batches[:_RANGE_BATCHES]
+    costs = output_costs(draft.model, operands, limits, searched, with_energy=True)
+    chosen = {name: min(found, key=lambda label: found[label]) for name, found in costs.items()}
+    pairs = {
+        name: {label: found[label] for label in ("now", chosen.get(name, "now"))}
+        for name, found in limits.items()
+    }
+    judged = output_costs(draft.model, operands, pairs, held, with_energy=True)
+    gains = {name: gain_db(judged[name]["now"], judged[name][label]) for name, label in chosen.items()}
+    least = place.rules.least_layer_gain_db
+    return {name: (limits[name][chosen[name]], gain) for name, gain in gains.items() if gain >= least}
 
 
 def _limits(draft: Draft, tensor: str, rules: CompensationRules) -> dict[str, float]:

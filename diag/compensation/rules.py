@@ -22,6 +22,7 @@ class CompensationRules(BaseModel):
     most_split_share: float
     least_layer_gain_db: float
     least_output_gain_db: float
+    least_output_gain_db_of_nodes: float
     least_batches_better: float
     judge_batches: int
     search_batches: int

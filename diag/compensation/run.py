@@ -32,6 +32,9 @@ STEPS: Mapping[str, Propose] = {
 }
 """Bias correction first: smoothing leaves nearly constant errors in small channels, and is judged without."""
 
+ADD_NODES = frozenset({"insert", "split"})
+"""Steps that cost an engine time."""
+
 STEPS_IN_WORDS = {
     "bias": "mean error of each channel taken off",
     "smooth": "scale moved into the constants in front (SmoothQuant)",
@@ -90,7 +93,7 @@ def _consider(
     if step != "bias":
         candidate = _corrected_anew(place, candidate, frozenset(proposal.layers), corrects)
     outcome = bench.judge(candidate)
-    reason = _reason(place, outcome, found.after)
+    reason = _reason(place, step, outcome, found.after)
     found.credits.append(_credit(step, proposal, found.after, outcome, reason))
     if not reason:
         found.draft, found.after, found.difference = candidate, outcome, difference
@@ -103,10 +106,11 @@ def _corrected_anew(place: Workplace, draft: Draft, layers: frozenset[str], corr
     return replace(draft, corrections={**kept, **fresh})
 
 
-def _reason(place: Workplace, outcome: Outcome, before: Outcome) -> str:
+def _reason(place: Workplace, step: str, outcome: Outcome, before: Outcome) -> str:
     """Why an outcome is not good enough; empty when it is."""
     gain, rules = outcome.gain_db(before), place.rules
-    if gain < rules.least_output_gain_db:
+    least = rules.least_output_gain_db_of_nodes if step in ADD_NODES else rules.least_output_gain_db
+    if gain < least:
         return f"the outputs change by {gain:+.2f} dB"
     if outcome.share_better(before) < rules.least_batches_better:
         return f"only {outcome.share_better(before):.0%} of the batches improve"
