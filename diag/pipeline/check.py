@@ -20,13 +20,12 @@ from diag.lint.lowered import Extremes, Lowered
 from diag.lint.qdq import check_qdq
 from diag.lint.ranges import check_inputs, check_ranges, check_unmeasured
 from diag.lint.weights import check_weights
-from diag.model.load import load_model
 from diag.numerics.formats import FORMATS
 from diag.pipeline.findings import mending_pins
 from diag.pipeline.hazards import findings_from
 from diag.pipeline.inspect_report import model_info_of, run_info
 from diag.pipeline.prepare import Planned, choose_plan, plan_on
-from diag.plan.schema import Plan, pin_for, plan_for_format, plan_sha256, plan_to_yaml
+from diag.plan.schema import pin_for, plan_for_format, plan_sha256, plan_to_yaml
 from diag.progress import Progress
 from diag.render.html import render_html
 from diag.report.io import checked_text
@@ -64,8 +63,7 @@ def check(settings: CheckSettings, progress: Progress) -> Report:
         raise UsageError("--limit counts batches of data", "Give --data too, or leave it out.")
     out = output_folder(settings.out)
     progress.start("reading the model", None)
-    quantizers = find_quantizers(load_model(settings.model))
-    planned = plan_on(settings.model, _plan(settings, quantizers))
+    planned, quantizers = _planned(settings)
     feeds = open_feeds(settings.data, planned.model.inputs, settings.limit) if settings.data else None
     measured = _measured(planned, feeds, progress) if feeds is not None else {}
     progress.start("applying the rules", None)
@@ -83,10 +81,15 @@ def check(settings: CheckSettings, progress: Progress) -> Report:
     return report
 
 
-def _plan(settings: CheckSettings, quantizers: Sequence[Quantizer]) -> Plan:
-    if settings.plan is not None or settings.format is not None:
-        return choose_plan(settings.plan, settings.format)
-    return plan_for_format("fp32" if quantizers else "fp16")
+def _planned(settings: CheckSettings) -> tuple[Planned, tuple[Quantizer, ...]]:
+    """The model under the plan that was asked for, and the quantizers that it brings."""
+    asked = settings.plan is not None or settings.format is not None
+    plan = choose_plan(settings.plan, settings.format) if asked else plan_for_format("fp16")
+    planned = plan_on(settings.model, plan)
+    quantizers = find_quantizers(planned.model)
+    if quantizers and not asked:
+        planned = planned.with_plan(plan_for_format("fp32"))
+    return planned, quantizers
 
 
 def _measured(planned: Planned, feeds: Feeds, progress: Progress) -> dict[str, Extremes]:
