@@ -5,8 +5,11 @@ from __future__ import annotations
 import datetime
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from diag.calibration.extremes import measure_extremes
 from diag.engines import onnxruntime as ort_engine
@@ -25,6 +28,7 @@ from diag.pipeline.findings import mending_pins
 from diag.pipeline.hazards import findings_from
 from diag.pipeline.inspect_report import model_info_of, run_info
 from diag.pipeline.prepare import Planned, choose_plan, plan_on
+from diag.pipeline.run import batch_size
 from diag.plan.schema import pin_for, plan_for_format, plan_sha256, plan_to_yaml
 from diag.progress import Progress
 from diag.render.html import render_html
@@ -65,11 +69,11 @@ def check(settings: CheckSettings, progress: Progress) -> Report:
     progress.start("reading the model", None)
     planned, quantizers = _planned(settings)
     feeds = open_feeds(settings.data, planned.model.inputs, settings.limit) if settings.data else None
-    measured = _measured(planned, feeds, progress) if feeds is not None else {}
+    measured, samples = _measured(planned, feeds, progress) if feeds is not None else ({}, 0)
     progress.start("applying the rules", None)
     hazards = _hazards(planned, quantizers, measured)
     report = _report(settings, planned, feeds, findings_from(hazards), quantizers)
-    report.run.started, report.run.seconds = started, time.monotonic() - began
+    report.run.started, report.run.seconds, report.run.samples = started, time.monotonic() - began, samples
     pins = mending_pins(report.findings)
     texts = {out / "report.html": render_html(report)}
     if pins:
@@ -92,14 +96,22 @@ def _planned(settings: CheckSettings) -> tuple[Planned, tuple[Quantizer, ...]]:
     return planned, quantizers
 
 
-def _measured(planned: Planned, feeds: Feeds, progress: Progress) -> dict[str, Extremes]:
-    """Extremes of the float tensors that depend on the inputs."""
+def _measured(planned: Planned, feeds: Feeds, progress: Progress) -> tuple[dict[str, Extremes], int]:
+    """Extremes of the float tensors that depend on the inputs, and the number of samples."""
     model = planned.model
     names = [*model.inputs, *(name for layer in model.layers for name in layer.outputs)]
     floats = {name for name, info in planned.types.items() if info.is_float}
     wanted = [name for name in names if name in model.value_dependent and name in floats]
     progress.start("measuring ranges in FP32", len(feeds))
-    return measure_extremes(model, wanted, feeds, lint_rules().mask_magnitude, progress)
+    sizes: list[int] = []
+
+    def counted() -> Iterator[Mapping[str, NDArray[Any]]]:
+        for batch in feeds:
+            sizes.append(batch_size(batch))
+            yield batch
+
+    found = measure_extremes(model, wanted, counted(), lint_rules().mask_magnitude, progress)
+    return found, sum(sizes)
 
 
 def _hazards(

@@ -103,11 +103,13 @@ class _Reading:
         formats = {q.format if q is not None else None for q in found.values()}
         if formats == {None} or not formats:
             if any(found.values()):
-                self._cannot("are quantized in a type that no plan has, and keep their values", layer.id)
+                self._cannot("layers in a type that no plan has, which keep their values", layer.id)
             return
         fmt = formats.pop()
         if formats or fmt not in _SAID:
-            self._cannot("have only some of their inputs quantized, or in types that no plan has", layer.id)
+            self._cannot(
+                "layers with only some of their inputs quantized, or in types that no plan has", layer.id
+            )
             return
         self.formats[layer.id] = str(fmt)
         for index, quantizer in found.items():
@@ -129,21 +131,21 @@ class _Reading:
         assert scale is not None and zero_point is not None
         limit = float(scale.max()) * FORMATS[fmt].max
         if scale.size > 1:
-            self._cannot("are quantized by channel; the table takes the widest", tensor)
+            self._cannot("activations by channel, of which the table takes the widest", tensor)
         steps = _steps(quantizer)
         if steps is not None and steps != FORMATS["int8"].max:
-            self._cannot("are not symmetric; the table takes the symmetric range that covers them", tensor)
+            self._cannot("activations that are not symmetric, whose symmetric range the table takes", tensor)
             limit = float(scale.max()) * steps
         known = self.ranges.setdefault(tensor, limit)
         if known != limit:
-            self._cannot("are read with two scales; the table takes the wider", tensor)
+            self._cannot("tensors read with two scales, of which the table takes the wider", tensor)
             self.ranges[tensor] = max(known, limit)
 
     def note_outputs(self) -> None:
         """Quantizers whose values leave the model, where no layer reads them."""
         for name in self.model.outputs:
             if name in self.by_output:
-                self._cannot("are quantized as they leave the model", name)
+                self._cannot("outputs that are quantized as they leave the model", name)
 
     def weight_ratio(self, operand: Operand) -> NDArray[np.float64] | None:
         """Steps of a weight's channels over min-max; None when they are min-max."""
@@ -153,7 +155,7 @@ class _Reading:
             return None
         axis, rank = operand.channel_axis or 0, operand.weight.ndim
         if not quantizer.symmetric or quantizer.block_size or not _along(quantizer, axis, rank):
-            self._cannot("have weights that are not quantized symmetrically by output channel", layer.id)
+            self._cannot("layers whose weights are not quantized symmetrically by output channel", layer.id)
             return None
         others = tuple(i for i in range(rank) if i != axis)
         absmax = np.abs(operand.weight.astype(np.float64)).max(axis=others)
@@ -172,7 +174,7 @@ class _Reading:
     def unsaid(self) -> tuple[str, ...]:
         """Sentences on what a plan cannot say."""
         return tuple(
-            f"{len(names)} {what}, first {next(iter(names))}" for what, names in self.trouble.items()
+            f"{what}: {len(names)}, first {next(iter(names))}" for what, names in self.trouble.items()
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from diag.render.cards import BirthCard, FindingCard, birth_cards, finding_cards
@@ -60,7 +61,7 @@ class Page:
     glossary: Table
     drift: DriftView | None
     compared: bool
-    """Whether outputs and layers were compared: a report of drift alone has none."""
+    """Whether outputs and layers were compared: drift alone, or what a file holds, is none."""
 
 
 def page(report: Report) -> Page:
@@ -87,7 +88,7 @@ def page(report: Report) -> Page:
         run=_run(report),
         glossary=glossary_table(),
         drift=drift_view(report.drift) if report.drift else None,
-        compared=report.drift is None or bool(report.layers or report.outputs),
+        compared=not read_only(report) and (report.drift is None or bool(report.layers or report.outputs)),
     )
 
 
@@ -105,12 +106,28 @@ def headline(report: Report) -> Headline:
         words = {"ok": ("ok", "No drift"), "warn": ("warn", "Look closer"), "fail": ("bad", "Drift")}
         level = "warn" if report.findings and report.drift.level == "ok" else report.drift.level
         return Headline(*words[level], sentence)
+    if read_only(report):
+        severities = {finding.severity for finding in report.findings}
+        worst = next((name for name in ("error", "warning") if name in severities), "")
+        words = {
+            "error": ("bad", "Errors"),
+            "warning": ("warn", "Look closer"),
+            "": ("plain", "Nothing found"),
+        }
+        return Headline(*words[worst], sentence)
     broken = any(is_broken(output.metrics) for output in report.outputs)
     if broken or any(finding.severity == "error" for finding in report.findings):
         return Headline("bad", "Damaged", sentence)
     if warnings(report) or any(birth.reaches_output for birth in report.births):
         return Headline("warn", "Look closer", sentence)
     return Headline("plain", "Measured", sentence)
+
+
+def read_only(report: Report) -> bool:
+    """Whether a report is about what a model or a file holds: nothing in it was compared, no kernel built."""
+    compared = any(layer.status == "compared" for layer in report.layers)
+    nothing_done = not (report.outputs or report.kernels or compared or report.drift)
+    return nothing_done and bool(report.findings or report.verdict)
 
 
 def _sentence(report: Report) -> str:
@@ -170,6 +187,9 @@ def _tiles(report: Report) -> tuple[Fact, ...]:
         sqnr_db = sqnr_of(worst.metrics)
         text = "not finite" if is_broken(worst.metrics) or sqnr_db is None else with_unit("sqnr_db", sqnr_db)
         tiles.append(Fact(f"worst output, {worst.name}", text))
+    if read_only(report):
+        counts = Counter(finding.severity for finding in report.findings)
+        return tuple(Fact(f"{name}s", f"{counts[name]:,}") for name in ("error", "warning", "note"))
     compared = sum(layer.status == "compared" for layer in report.layers)
     reaching = sum(birth.reaches_output for birth in report.births)
     errors = sum(finding.severity == "error" for finding in report.findings)

@@ -88,3 +88,13 @@ def test_words_that_cannot_work(trtdiag, model, tmp_path, words, said):
     ended = trtdiag("check", model, *words, "--out", tmp_path / "o")
     assert ended.code == 2
     assert said in ended.err
+
+
+def test_the_page_claims_no_comparison(trtdiag, overflowing, tmp_path):
+    faulty, data = overflowing("R1")
+    trtdiag("check", faulty, "--data", data, "--out", tmp_path / "o")
+    page = (tmp_path / "o" / "report.html").read_text()
+    for words in ("Where it begins", "layers compared", "Damaged", "What the numbers mean"):
+        assert words not in page
+    assert ">Errors</span>" in page
+    assert "4 samples in 1 batch" in page
