@@ -49,13 +49,13 @@ def measure_costs(
         reference = _compared(settings, settings.reference_data, "compare-calibration", table, progress)
     layers = _layers(production, reference, compared, model)
     if reference is None:
-        return Costs(layers, None, f"On production {_output(production)}; no reference data were given.")
+        return Costs(
+            layers, None, f"Output {_output(production)} on production; no reference data were given."
+        )
     lost_db = _worst_loss(production, reference)
     lossy = {cost.layer for cost in layers if _lost(cost) >= costly_db}
     drifting = {cost.layer for cost in layers if cost.level != "ok"}
-    sentence = (
-        f"{_output(production).capitalize()} on production, {_output(reference, False)} on reference data"
-    )
+    sentence = f"Output {_output(production)} on production, {_output(reference, False)} on reference data"
     return _judged(layers, lossy, drifting, lost_db >= costly_db, sentence)
 
 
@@ -63,17 +63,13 @@ def _judged(
     layers: tuple[DriftCost, ...], lossy: set[str], drifting: set[str], costly: bool, sentence: str
 ) -> Costs:
     """Whether the damage lies where the drift is, in words."""
+    moved = f"of {len(layers)} quantized layers {len(drifting)} read tensors that moved"
     if drifting and costly:
         agree = bool(lossy & drifting)
-        word = (
-            "both lie in the same layers"
-            if agree
-            else "but the layers that lose most read no tensor that drifts"
-        )
-        return Costs(layers, agree, f"{sentence}: ranges drift and the output pays for it; {word}.")
+        word = "and they are among those that lose" if agree else "but those that lose most are others"
+        return Costs(layers, agree, f"{sentence}: {moved}, {word}.")
     if drifting:
-        said = f"{len(drifting)} layers read tensors that drift, yet the output does not suffer"
-        return Costs(layers, False, f"{sentence}: {said}.")
+        return Costs(layers, False, f"{sentence}: {moved}, yet the output does not suffer.")
     if costly:
         said = "the output suffers although no range drifts, so recalibrating alone will not mend it"
         return Costs(layers, False, f"{sentence}: {said}.")
@@ -171,7 +167,7 @@ def _worst_loss(production: Report, reference: Report) -> float:
 
 def _output(report: Report, named: bool = True) -> str:
     if not report.outputs:
-        return "no output could be compared"
+        return "(none could be compared)"
     worst = min(report.outputs, key=lambda output: output.metrics["sqnr_db"])
     value = f"{worst.metrics['sqnr_db']:.1f} dB (cosine {worst.metrics['cosine']:.4f})"
-    return f"output {worst.name} has {value}" if named else value
+    return f"{worst.name} has {value}" if named else value

@@ -136,7 +136,7 @@ def days_table(days: list[DriftDay]) -> Table | None:
     return Table(columns, tuple(Row((Cell(day.date, day.date), *_group_cells(day))) for day in days))
 
 
-_LINE_WIDTH, _LINE_HEIGHT, _LINE_BASE = 720.0, 120.0, 96.0
+_LINE_WIDTH, _LINE_HEIGHT, _LINE_BASE = 1320.0, 120.0, 96.0
 
 
 def timeline(drift: Drift) -> Timeline | None:
@@ -145,7 +145,7 @@ def timeline(drift: Drift) -> Timeline | None:
         return None
     width = _LINE_WIDTH / len(days)
     most = max(max(day.worst_sqnr_loss_db for day in days), 6.0)
-    every = -(-len(days) // 8)
+    every = -(-len(days) // 12)
     bars = []
     for n, day in enumerate(days):
         height = max(min(day.worst_sqnr_loss_db / most, 1.0), 0.02) * (_LINE_BASE - 8)
