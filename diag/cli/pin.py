@@ -101,7 +101,7 @@ def _compensation_text(both: CompensatedPins) -> str:
     ]
     if both.plain.met:
         lines.append(
-            f"without it {len(both.plain.search.pins)} pins were needed; unnecessary now: "
+            f"pins needed without it: {len(both.plain.search.pins)}; unnecessary now: "
             f"{', '.join(both.unnecessary) or 'none'}"
         )
     else:

@@ -21,6 +21,20 @@ def credit_lines(found: Sequence[Credit]) -> list[str]:
     return lines
 
 
+def credit_sentences(found: Sequence[Credit]) -> list[str]:
+    """One sentence for each step that was tried: what it brought, and for which layers."""
+    sentences = []
+    for step in STEPS:
+        of_step = [credit for credit in found if credit.step == step]
+        kept = [credit for credit in of_step if credit.kept]
+        if of_step:
+            total = sum(gain_of(credit) for credit in kept)
+            layers = ", ".join(f"{credit.group} ({len(credit.layers)})" for credit in kept)
+            said = f"brought {total:+.2f} dB to the layers of {layers}" if kept else "brought nothing"
+            sentences.append(f"Compensation, {STEPS_IN_WORDS[step]}: {said}.")
+    return sentences
+
+
 def gain_of(credit: Credit) -> float:
     """By how many dB the damage of the model's outputs fell."""
     if credit.before <= 0 or credit.after <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from diag.compensation.credits import credit_lines
+from diag.compensation.credits import credit_sentences
 from diag.compensation.run import Compensated
 from diag.errors import UsageError
 from diag.feeds import open_feeds
@@ -55,7 +55,7 @@ def pin_compensated(settings: SearchSettings, progress: Progress) -> Compensated
     model, table = str(out / MODEL_FILE), str(out / TABLE_FILE)
     compensated = _compensated(settings, model, table, progress)
     before = BeforePins(
-        tuple(credit_lines(compensated.credits)), tuple(plain.search.pins) if plain.met else None
+        tuple(credit_sentences(compensated.credits)), tuple(plain.search.pins) if plain.met else None
     )
     better = replace(settings, model=model, calibration=table, before=before)
     return CompensatedPins(pin_layers(better, progress), plain, compensated, model, table)

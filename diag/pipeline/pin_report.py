@@ -184,13 +184,12 @@ def _before_pins(found: Found) -> list[str]:
     before = found.search.settings.before
     if before is None:
         return []
-    lines = [f"Compensation, {line.strip()}." for line in before.credits]
     if before.plain_pins is None:
-        return [*lines, "Without compensation no set of pins met the target."]
+        return [*before.credits, "Without compensation no set of pins met the target."]
     gone = [pin for pin in before.plain_pins if pin not in found.pins.pins]
     named = f": {', '.join(gone)}" if gone else ""
-    needed = f"Without compensation {len(before.plain_pins)} pins were needed"
-    return [*lines, f"{needed}; {len(gone)} of them became unnecessary{named}."]
+    needed = f"Pins needed without compensation: {len(before.plain_pins)}"
+    return [*before.credits, f"{needed}. Unnecessary now: {len(gone)}{named}."]
 
 
 def _point(found: Found, weighed: Weighed, first: Threshold, start: float) -> SearchPoint:

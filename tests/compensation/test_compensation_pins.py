@@ -46,7 +46,9 @@ def test_the_pin_of_a_planted_channel_becomes_unnecessary(
     assert body["pins"] == []
     assert any(step["step"] == "smooth" and step["kept"] for step in body["steps"])
     report = json.loads((out / "report.json").read_text())
-    assert "1 of them became unnecessary: bad" in report["search"]["notes"][-1]
+    notes = report["search"]["notes"]
+    assert notes[-1] == "Pins needed without compensation: 1. Unnecessary now: 1: bad."
+    assert any("(SmoothQuant): brought +" in note for note in notes)
     assert report["gate"]["passed"]
 
 
