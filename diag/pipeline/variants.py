@@ -18,12 +18,15 @@ from diag.search.target import Target
 OWN = "(own metric)"
 """Stands in the place of an output's name for the user's own metric."""
 
+_MOST_TRACED = 2
+
 
 class Variants:
     """The outputs of a switchable model against its reference.
 
-    Traces of the reference and of the fully lowered model are kept for one batch at a time: a variant starts
-    from the nearer one. Of the other batches only the reference's outputs are kept.
+    Traces of the reference and of the fully lowered model are kept for two batches at a time (one to choose
+    on, one held out): a variant starts from the nearer one. Of the other batches only the reference's outputs
+    are kept.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Variants:
         self._store = store
         self._metric = metric
         self._labels = labels
-        self._traced: tuple[int, Trace, Trace] | None = None
+        self._traced: dict[int, tuple[Trace, Trace]] = {}
         self._references: dict[int, Mapping[str, Array]] = {}
         self.trials = 0
         """Variants measured by this object (those found in the store not counted)."""
@@ -136,9 +139,11 @@ class Variants:
         return self._switchable.outputs_of(nearer, low)
 
     def _traces(self, number: int) -> tuple[Trace, Trace]:
-        if self._traced is None or self._traced[0] != number:
-            self._traced = None  # free the other batch's before making this one's
+        if number not in self._traced:
+            while len(self._traced) >= _MOST_TRACED:  # free another batch's before making this one's
+                del self._traced[next(iter(self._traced))]
             feed = self._batches[number]
             high = self._switchable.trace(feed, ())
-            self._traced = (number, high, self._switchable.trace(feed, self._switchable.switches))
-        return self._traced[1], self._traced[2]
+            self._traced[number] = high, self._switchable.trace(feed, self._switchable.switches)
+        self._traced[number] = found = self._traced.pop(number)  # the last one used goes last
+        return found
