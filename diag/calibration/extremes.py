@@ -44,7 +44,8 @@ def _of(array: NDArray[Any], magnitude: float) -> Extremes:
     counted = finite[np.abs(finite) <= magnitude] if finite.size else finite
     if not counted.size:
         return Extremes(0.0, 0.0, lowest, nan)
-    return Extremes(float(counted.min()), float(counted.max()), lowest, nan)
+    energy = float(np.square(counted, dtype=np.float64).sum())
+    return Extremes(float(counted.min()), float(counted.max()), lowest, nan, energy, counted.size)
 
 
 def _joined(first: Extremes, second: Extremes) -> Extremes:
@@ -53,4 +54,6 @@ def _joined(first: Extremes, second: Extremes) -> Extremes:
         max(first.maximum, second.maximum),
         min(first.lowest, second.lowest),
         first.nan + second.nan,
+        first.energy + second.energy,
+        first.elements + second.elements,
     )

@@ -60,7 +60,7 @@ class LintRules(BaseModel):
     mask_margin: float
     mask_magnitude: float
     lost_energy_error: float
-    weight_sqnr_db: float
+    operand_sqnr_db: float
     headroom_warning: float
     angle_error: float
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +36,14 @@ class Extremes:
     lowest: float = 0.0
     """Smallest finite element, those included that stand for minus infinity in a mask."""
     nan: int = 0
+    energy: float = 0.0
+    """Sum of the squares of the elements that were counted."""
+    elements: int = 0
 
     @property
     def absmax(self) -> float:
         return max(-self.minimum, self.maximum)
+
+    @property
+    def rms(self) -> float:
+        return math.sqrt(self.energy / self.elements) if self.elements else 0.0

@@ -20,9 +20,9 @@ from diag.lint.constants import check_constants
 from diag.lint.guards import check_guards
 from diag.lint.hazard import Hazard, lint_rules, worst_first
 from diag.lint.lowered import Extremes, Lowered
+from diag.lint.operands import check_activations, check_weights
 from diag.lint.qdq import check_qdq
 from diag.lint.ranges import check_inputs, check_ranges, check_unmeasured
-from diag.lint.weights import check_weights
 from diag.numerics.formats import FORMATS
 from diag.pipeline.findings import mending_pins
 from diag.pipeline.hazards import findings_from
@@ -124,7 +124,8 @@ def _hazards(
     found += check_constants(lowered, planned.plan.constants.out_of_range)
     found += check_guards(lowered, measured)
     quantized = {layer: fmt for layer, fmt in formats.items() if FORMATS[fmt].quantized}
-    found += check_weights(operands_of(model, quantized, planned.types), formats)
+    operands = operands_of(model, quantized, planned.types)
+    found += [*check_weights(operands, formats), *check_activations(operands, formats, measured)]
     if measured:
         found += [*check_ranges(lowered, roles, measured), *check_inputs(lowered, measured)]
         found += _not_finite(planned, measured)

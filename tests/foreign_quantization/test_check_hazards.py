@@ -233,3 +233,18 @@ def test_integer_constants_are_no_hazard(tmp_path):
         helper.make_node("Cast", ["b"], ["y"], "back", to=TensorProto.FLOAT),
     ]
     assert not checked(tmp_path, build(tmp_path / "m.onnx", nodes, {"big": np.int64(10**6)}, [2, 4]))
+
+
+@pytest.mark.parametrize(("largest", "found"), [(40.0, None), (100.0, "warning")])
+def test_quantized_activations_with_a_large_element(tmp_path, largest, found):
+    """4,095 elements of magnitude 1 and one large: crest 33.9 and 53.9, SQNR 52.9 - 20 log10(crest)."""
+    x = np.where(np.arange(4096).reshape(64, 64) % 2, F(1), F(-1))
+    x[3, 5] = largest
+    path = one_op(tmp_path / "m.onnx", "MatMul", np.eye(64), shape=(64, 64))
+    findings = checked(tmp_path / "int8", path, {"x": x}, "int8")
+    assert severity_of(findings, "shared-range") == found
+    for finding in findings:
+        crest = largest / np.sqrt((4095 + largest**2) / 4096)
+        assert finding.layers == ["it"]
+        assert finding.evidence["worst_sqnr_db"] == pytest.approx(52.87 - 20 * np.log10(crest), abs=0.01)
+    assert not checked(tmp_path / "fp8", path, {"x": x}, "fp8")  # a float's step follows its value
