@@ -17,16 +17,19 @@ from diag.typed.surgeon import Surgery, inner_graphs, substitute
 def lift_constants(surgery: Surgery) -> None:
     """Replace Constant nodes that hold a float tensor; other constants stay nodes."""
     outputs = _output_names(surgery.graph)
-    for node in list(surgery.graph.nodes):
+    kept: list[Any] = []
+    for node in surgery.graph.nodes:
         value = _float_value(node)
         if value is None or node.outputs[0].name in outputs:
+            kept.append(node)
             continue
         variable = node.outputs[0]
         constant = surgery.constant(variable.name, value, "fp32")
         for consumer in list(variable.outputs):
             substitute(consumer.inputs, variable, constant)
         node.outputs.clear()
-        surgery.graph.nodes.remove(node)
+    surgery.graph.nodes.clear()  # made anew: taking out one by one is quadratic in the number of nodes
+    surgery.graph.nodes.extend(kept)
 
 
 def _output_names(graph: Any) -> set[str]:

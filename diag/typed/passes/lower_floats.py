@@ -176,7 +176,8 @@ def convert_constant(values: NDArray[np.float32], fmt: str, out_of_range: OutOfR
     TensorRT 8.6 and later clamp (a constant of -3.4e38 becomes -65504 in FP16).
     """
     target = FORMATS[fmt]
-    if out_of_range == "clamp":
+    fits = values.size and -target.max <= values.min() and values.max() <= target.max
+    if out_of_range == "clamp" and not fits:
         values = np.where(np.isfinite(values), clamp_to(values, target), values).astype(np.float32)
     with np.errstate(over="ignore"):
         return values.astype(target.dtype)
