@@ -39,7 +39,12 @@ _SEVERITY: Mapping[Kind, Severity] = {
     "folded": "note",
 }
 
-_SAME = {"fp8_e4m3": "fp8", "tf32": "fp32"}  # a plan's word and the built type that honours it
+_SAME = {
+    "fp8_e4m3": "fp8",
+    "mxfp8": "fp8",
+    "nvfp4": "fp4",
+    "tf32": "fp32",
+}  # a plan's word and the built type that honours it
 _SHOWN = 3
 
 # Generated kernels are named by their steps: a cast right before the mean (or its square) means FP32 inside.

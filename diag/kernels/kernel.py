@@ -17,7 +17,7 @@ DTYPES: Mapping[str, str] = MappingProxyType(
         "half": "fp16", "fp16": "fp16", "float16": "fp16",
         "bf16": "bf16", "bfloat16": "bf16", "bfloat": "bf16",
         "fp8": "fp8", "float8": "fp8", "e4m3": "fp8", "fp8e4m3": "fp8",
-        "fp4": "fp4", "e2m1": "fp4",
+        "fp4": "fp4", "e2m1": "fp4", "float4": "fp4", "fp4e2m1": "fp4",
         "int8": "int8", "uint8": "uint8", "int4": "int4",
         "int32": "int32", "int64": "int64", "bool": "bool", "e8m0": "e8m0",
     }

@@ -53,6 +53,9 @@ class BlockLayer:
     """Tensor that the weights are multiplied with."""
     dynamic: bool = False
     """Whether `source` is quantized while the engine runs."""
+    rank: int = 0
+    """Dimensions of `source` where the graph leaves the length of the last one open, else 0: TensorRT must
+    know it when it builds."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,12 @@ def _block_layer(
     plain = BlockLayer(layer.id, fmt, name, weight, axis, size, layer.inputs[0])
     if fmt == "int4":
         return plain
-    trouble = _dynamic_trouble(layer, types.get(layer.inputs[0]), weight.ndim)
-    return trouble or replace(plain, dynamic=True)
+    activation = types.get(layer.inputs[0])
+    trouble = _dynamic_trouble(layer, activation, weight.ndim)
+    if trouble or activation is None or activation.shape is None:
+        return trouble
+    known = isinstance(activation.shape[-1], int)
+    return replace(plain, dynamic=True, rank=0 if known else len(activation.shape))
 
 
 def _dynamic_trouble(layer: Layer, activation: TensorInfo | None, weight_rank: int) -> str:

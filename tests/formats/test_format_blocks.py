@@ -207,3 +207,16 @@ def test_the_files_say_what_tensorrt_reads() -> None:
         assert {o.domain for o in model.proto.opset_import} == {"", "trt"}
         assert any("ONNX Runtime does not" in note for note in model.notes)
         onnx.checker.check_model(whole(model), full_check=True)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])
+def test_an_axis_whose_length_the_graph_does_not_say_is_given_one(fmt: str) -> None:
+    """TensorRT must know it when it builds; exporters leave it open behind a Reshape to computed shapes."""
+    proto = whole(typed(product(WEIGHT, ("b", "s")), "fp32"))
+    proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "k"
+    model = typed(from_proto(proto), fmt, X)
+    (extent,) = [n for n in model.proto.graph.node if n.op_type == "Reshape"]
+    (shape,) = [t for t in model.proto.graph.initializer if t.name == extent.input[1]]
+    assert onnx.numpy_helper.to_array(shape).tolist() == [0, 0, 256]
+    plain = emulated(typed(product(WEIGHT, ("b", "s")), fmt, X), {"x": X.reshape(2, 3, 256)})["y"]
+    np.testing.assert_array_equal(emulated(model, {"x": X.reshape(2, 3, 256)})["y"], plain)

@@ -12,6 +12,8 @@ from block_tools import normal, product, typed, whole
 
 from diag.engines.build import BuildOptions, BuildResult, build_rtx
 from diag.errors import EngineError
+from diag.kernels.audit import Request, audit
+from diag.kernels.nodes import built_types, map_nodes
 
 pytestmark = [
     pytest.mark.rtx,
@@ -39,6 +41,14 @@ def types(result: BuildResult) -> set[str]:
     return {dtype for kernel in result.kernels for dtype in kernel.dtypes}
 
 
+def product_types(result: BuildResult) -> dict[str, str]:
+    return built_types(map_nodes(result.kernels, ["product"]), {"product": "MatMul"})
+
+
+def request(fmt: str) -> Request:
+    return Request({"product": fmt}, {"product": "MatMul"})
+
+
 @pytest.mark.parametrize("base", ["fp32", "fp16", "bf16"])
 def test_int4_weights_reach_a_kernel(base: str, tmp_path: Path) -> None:
     assert types(build("int4", tmp_path, base=base)) >= {base, "int4"}
@@ -57,7 +67,9 @@ def test_mxfp8_compiles(base: str, target: str, tmp_path: Path) -> None:
 def test_nvfp4_compiles_for_blackwell(base: str, rows: tuple[int, ...], tmp_path: Path) -> None:
     result = build("nvfp4", tmp_path, BLACKWELL, base, rows)
     assert any("Dyna" in kernel.name for kernel in result.kernels)
-    assert base in types(result)
+    assert types(result) >= {base, "fp4"}
+    assert product_types(result) == {"product": "fp4"}
+    assert [fact for fact in audit(result.kernels, request("nvfp4")) if fact.kind == "not-lowered"] == []
 
 
 def test_nvfp4_for_older_targets_is_refused_by_the_builder(tmp_path: Path) -> None:

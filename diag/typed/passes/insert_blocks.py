@@ -96,9 +96,18 @@ class _Inserter:
         key = (tensor.name, layer.format, 0, base)
         if key not in self._done:
             label = self._surgery.fresh(f"{tensor.name}/{layer.format}")
+            if layer.rank:
+                tensor = self._with_extent(tensor, layer, label)
             make = self._dynamic_mxfp8 if layer.format == "mxfp8" else self._dynamic_nvfp4
             self._done[key] = make(tensor, layer, label, base)
         return self._done[key]
+
+    def _with_extent(self, tensor: Any, layer: BlockLayer, label: str) -> Any:
+        """The same tensor, behind a Reshape that says how long its last axis is."""
+        result = gs.Variable(self._surgery.fresh(f"{label}/extent"))
+        shape = np.array([*[0] * (layer.rank - 1), layer.weight.shape[layer.axis]], np.int64)
+        self._add("Reshape", f"extent/{label}", {}, [tensor, self._beside(label, "shape", shape)], [result])
+        return result
 
     def _int4(self, layer: BlockLayer, values: NDArray[np.float32], label: str, base: str) -> Any:
         factors, ratios = self._tuning.factors.get(layer.source), self._tuning.ratios.get(layer.layer)
