@@ -6,11 +6,17 @@ in front of it, and a Concat, a pooling or a reshape moves INT8 only where the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from diag.model.fusion import fused_source
 from diag.model.graph import Layer, Model
+from diag.numerics.formats import FORMATS
 from diag.typed.operands import LINEAR_OPS, Operand
+
+MOST_WIDENING = 4.0
+"""A common scale may cost an integer tensor's other readers two bits (12 dB); beyond that a second copy of
+the tensor is the smaller harm. FP8 has steps that grow with the value, and loses nothing."""
 
 Scales = Mapping[str, Mapping[str, float]]
 """Step of each activation: by format (a tensor may be read in two), then by tensor name."""
@@ -42,7 +48,8 @@ def common_scales(model: Model, operands: Iterable[tuple[Operand, str]], scales:
     """`scales` with one step, the widest, for all tensors that one quantizer in front of them can serve.
 
     `operands` come with their formats. Tensors are joined when the same values reach them through moves,
-    pooling and Concats that nothing but quantizers of the format reads.
+    pooling and Concats that nothing but quantizers of the format reads. One whose step would grow beyond
+    `MOST_WIDENING` keeps its own, and so a quantizer of its own.
     """
     found = {fmt: dict(steps) for fmt, steps in scales.items()}
     for fmt, steps in found.items():
@@ -50,7 +57,8 @@ def common_scales(model: Model, operands: Iterable[tuple[Operand, str]], scales:
         names = dict.fromkeys(tensor for _, tensor in sorted(reads) if tensor in steps)
         for group in _groups({name: set(_origins(model, name, reads)) for name in names}):
             widest = max(steps[name] for name in group)
-            steps.update(dict.fromkeys(group, widest))
+            most = math.inf if FORMATS[fmt].unit_roundoff else MOST_WIDENING
+            steps.update({name: widest for name in group if widest <= most * steps[name]})
     return found
 
 

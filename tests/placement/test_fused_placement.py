@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from diag.calibration.minmax import measure_ranges
+from diag.engines.build import BuildOptions, build_rtx
 from diag.engines.emulation import emulate
 from diag.engines.onnxruntime import Session
+from diag.kernels.kernel import Tensor
 from diag.model import shapes
 from diag.model.graph import Model
 from diag.model.load import from_proto
+from diag.model.save import embedded
 from diag.plan.resolve import resolve
 from diag.plan.schema import Plan, plan_from_mapping
 from diag.progress import Silent
@@ -74,9 +77,9 @@ class Applied:
 
 
 def applied(model: Model, feeds: dict[str, Array], fused: bool = True, **plan: Any) -> Applied:
-    made = plan_from_mapping(
-        {"schema": "trtdiag.plan/1", "default": "int8", "placement": "fused" if fused else "inputs", **plan}
-    )
+    placement = "fused" if fused else "inputs"
+    values = {"schema": "trtdiag.plan/1", "default": "int8", "placement": placement, **plan}
+    made = plan_from_mapping(values)
     return Applied(model, typed_as(model, made, feeds), feeds)
 
 
@@ -262,14 +265,15 @@ def test_a_graph_output_holds_the_quantizer_back() -> None:
     assert set(applied(from_proto(proto), feeds).pairs()) == {"t"}
 
 
-def joined(other_reader: bool) -> tuple[Model, dict[str, Array]]:
+def joined(other_reader: bool, times: float = 3) -> tuple[Model, dict[str, Array]]:
+    """A Concat of a tensor and of `times` as large ones; another product may read the small one."""
     nodes = [
         node("Relu", "x", "a"),
-        node("Mul", "x ten", "b"),
+        node("Mul", "x times", "b"),
         node("Concat", "a b", "c", axis=1),
         node("MatMul", "c w", "y"),
     ]
-    constants: dict[str, NDArray[Any]] = {**weights(w=(16, 4), v=(8, 4)), "ten": np.float32(10)}
+    constants: dict[str, NDArray[Any]] = {**weights(w=(16, 4), v=(8, 4)), "times": np.float32(times)}
     outputs = ["y"]
     if other_reader:
         nodes.append(node("MatMul", "a v", "z"))
@@ -288,12 +292,26 @@ def test_inputs_of_a_concat_share_its_scale() -> None:
         )
 
 
+@pytest.mark.parametrize(("fmt", "quantizers"), [("int8", 2), ("fp8", 1)])
+def test_a_range_that_is_too_small_for_the_common_scale_keeps_its_own(fmt: str, quantizers: int) -> None:
+    model, feeds = joined(other_reader=True, times=50)
+    case = applied(model, feeds, default=fmt)
+    largest = {"int8": 127, "fp8": 448}[fmt]
+    wide = pytest.approx(absmax(model, feeds, "c") / largest)
+    own = pytest.approx(absmax(model, feeds, "a") / largest)
+    assert case.pairs()["b"] == [wide]
+    assert sorted(case.pairs()["a"]) == ([own, wide] if quantizers == 2 else [wide])
+    moved, still = case.run(case.typed.for_engines), case.run(case.typed.proto)
+    for name in ("y", "z"):
+        np.testing.assert_array_equal(moved[name], still[name])
+
+
 def test_inputs_placement_gives_each_reader_its_own_scale() -> None:
     model, feeds = joined(other_reader=True)
     found = applied(model, feeds, fused=False).pairs()
     assert found["a"] == [pytest.approx(absmax(model, feeds, "a") / 127)]
     assert found["c"] == [pytest.approx(absmax(model, feeds, "c") / 127)]
-    assert found["a"][0] < found["c"][0] / 5
+    assert found["a"][0] < found["c"][0] / 2
 
 
 def test_a_concat_that_is_read_in_float_leaves_scales_alone() -> None:
@@ -349,28 +367,48 @@ def test_transformers_keep_their_numbers(name: str) -> None:
             assert values_of.isdisjoint(n.input)
 
 
+def kernels_of(case: Applied, folder: Path) -> list[tuple[Tensor, ...]]:
+    """What each kernel of TensorRT-RTX's build writes."""
+    path = folder / "typed.onnx"
+    onnx.save(embedded(case.typed.for_engines, case.typed.weights), path)
+    return [kernel.outputs for kernel in build_rtx(path, options=BuildOptions(timeout_s=120)).kernels]
+
+
 @pytest.mark.rtx
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="the TensorRT-RTX wheel is not installed"
 )
 def test_tensorrt_rtx_keeps_the_skip_once(tmp_path: Path) -> None:
     """The kernel that ends the block in front writes INT8 alone; before, a float copy for the skip too."""
-    from diag.engines.build import BuildOptions, build_rtx
-    from diag.kernels.kernel import Kernel
-
-    def kernels(fused: bool) -> tuple[Kernel, ...]:
-        model, feeds = residual(channels=64)
-        typed = applied(model, feeds, fused=fused).typed
-        path = tmp_path / f"{fused}.onnx"
-        moved = TypedModel(typed.for_engines, typed.weights, typed.formats, ())
-        from diag.model.save import embedded
-
-        onnx.save(embedded(moved.proto, moved.weights), path)
-        return tuple(build_rtx(path, options=BuildOptions(timeout_s=120)).kernels)
-
-    def float_writes(found: tuple[Kernel, ...]) -> int:
-        return sum(t.dtype == "fp32" for kernel in found for t in kernel.outputs)
-
-    inputs, fused = kernels(False), kernels(True)
-    assert float_writes(fused) == float_writes(inputs) - 1
+    model, feeds = residual(channels=64)
+    inputs, fused = (kernels_of(applied(model, feeds, fused), tmp_path) for fused in (False, True))
+    written = [sum(t.dtype == "fp32" for outputs in found for t in outputs) for found in (inputs, fused)]
+    assert written[1] == written[0] - 1
     assert len(fused) <= len(inputs)
+
+
+@pytest.mark.rtx
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason="the TensorRT-RTX wheel is not installed"
+)
+def test_tensorrt_rtx_keeps_what_a_concat_joins_once(tmp_path: Path) -> None:
+    """A cross-stage block: convolutions whose outputs are joined, and read by the next as well."""
+    nodes = [
+        node("Conv", "x w0", "c0", pads=[1] * 4),
+        node("Relu", "c0", "a"),
+        node("Conv", "a w1", "c1", pads=[1] * 4),
+        node("Relu", "c1", "b"),
+        node("Conv", "b w2", "c2", pads=[1] * 4),
+        node("Relu", "c2", "d"),
+        node("Concat", "a b d", "joined", axis=1),
+        node("Conv", "joined w3", "y"),
+    ]
+    made = weights(w0=(64, 3, 3, 3), w1=(64, 64, 3, 3), w2=(64, 64, 3, 3), w3=(16, 192, 1, 1))
+    for weight in made.values():
+        weight *= 1.4 / np.sqrt(weight[0].size)  # keeps the ranges alike
+    made["w2"] *= 2  # the last decides the common scale
+    model = model_of(nodes, [1, 3, 16, 16], ["y"], made)
+    feeds = {"x": RNG.standard_normal((1, 3, 16, 16), np.float32)}
+    cases = [applied(model, feeds, fused) for fused in (False, True)]
+    written = [sum(t.dtype == "fp32" for out in kernels_of(c, tmp_path) for t in out) for c in cases]
+    assert written[1] == written[0] - 2  # a and b

@@ -55,6 +55,7 @@ class Graph:
             self.add("Identity", [name], (a, b, c, d))
         elif kind == 6:
             self.outputs.append(self.add("Tanh", [name], (a, b, c, d)))
+            del self.shapes[self.outputs[-1]]  # its range is another: not to be joined
         else:
             self.product(name)
 
