@@ -64,6 +64,7 @@ def tensor_report(judged: Judged, pair: Pair, layer: str, edges: Double) -> Drif
     """What the report says of one tensor."""
     calibration, production = pair
     first, second = distance.code_shares(calibration.spread, production.spread)
+    null = _halves_shares(calibration)
     alive = (
         distance.channels_alive(calibration.channels, production.channels).tolist()
         if calibration.channels is not None
@@ -85,8 +86,9 @@ def tensor_report(judged: Judged, pair: Pair, layer: str, edges: Double) -> Drif
         clipped_energy_ratio=production.noise.clipped_energy_ratio,
         absmax_ratio=production.absmax / calibration.absmax if calibration.absmax else math.inf,
         psi=distance.psi(first, second),
-        psi_null=_psi_null(calibration),
+        psi_null=None if null is None else distance.psi(*null),
         jensen_shannon_bits=distance.jensen_shannon(first, second),
+        jensen_shannon_null_bits=None if null is None else distance.jensen_shannon(*null),
         dead_codes=distance.dead_codes(calibration.spread, production.spread),
         alive_channels=alive,
         nonfinite=judged.nonfinite,
@@ -102,11 +104,12 @@ def saturation_interval(side: Side) -> tuple[float, float]:
     return share_interval(side.saturation, side.requests.saturation_variance, side.requests.number)
 
 
-def _psi_null(calibration: Side) -> float | None:
+def _halves_shares(calibration: Side) -> tuple[Double, Double] | None:
+    """Shares of codes in the two halves of the calibration data: what equal data show."""
     if len(calibration.halves) != 2:
         return None
     first, second = (half.spread for half in calibration.halves)
-    return distance.psi(*distance.code_shares(first, second))
+    return distance.code_shares(first, second)
 
 
 def _shares(side: Side, edges: Double) -> list[float]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import chdtri
 
 from diag.drift.spread import LAST_CODE, Double, Spread, counts_between, cumulative, quantile
 from diag.numerics.calibrate import error_integral
@@ -134,14 +133,6 @@ def jensen_shannon(first: Double, second: Double) -> float:
     middle = (first + second) / 2
     nats = (first @ np.log(first / middle) + second @ np.log(second / middle)) / 2
     return float(nats / math.log(2))
-
-
-def psi_null(first_requests: int, second_requests: int, bins: int, tail: float = 0.05) -> float:
-    """The PSI that equal distributions exceed in `tail` of all cases: (1/n + 1/m) chi2(bins - 1).
-
-    n and m count requests: elements of one request are anything but independent (Yurdakul, 2018).
-    """
-    return float((1 / first_requests + 1 / second_requests) * chdtri(bins - 1, tail))
 
 
 def used_codes(spread: Spread) -> NDArray[np.bool_]:

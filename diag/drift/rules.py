@@ -44,6 +44,7 @@ class DriftRules(_Part):
     preprocessing_within: float
     swap_gain: float
     costly_db: float
+    worth_db: float
 
 
 @lru_cache(maxsize=1)

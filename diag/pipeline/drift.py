@@ -217,7 +217,8 @@ def _worst_requests(job: Job) -> list[DriftRequest]:
 
 
 def _write(report: Report, job: Job, out: Path) -> None:
-    plan = _advisor(job).pinned_plan() if job.model is not None else None
+    assert report.drift is not None
+    plan = _advisor(job).pinned_plan(report.drift.advice)
     texts = {out / "report.html": render_html(report)}
     if plan is not None:
         texts[out / PINNED_FILE] = plan

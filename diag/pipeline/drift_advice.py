@@ -21,9 +21,6 @@ from diag.pipeline.settings import compare_rules
 from diag.plan.schema import pin_for, plan_for_format, plan_to_yaml
 from diag.report.drift import DriftAdvice
 
-_WORTH_DB = 1.0
-"""A remedy that gains less than this over a simpler one is not worth naming."""
-
 
 @dataclass(frozen=True)
 class Advisor:
@@ -105,7 +102,7 @@ class Advisor:
 
     def _ranges(self, remedies: Mapping[str, Remedy]) -> list[DriftAdvice]:
         found = []
-        gains = [name for name, r in remedies.items() if r.recalibrated_db - r.now_db >= _WORTH_DB]
+        gains = [name for name, r in remedies.items() if r.recalibrated_db - r.now_db >= self.rules.worth_db]
         if gains:
             worst = min((remedies[name] for name in gains), key=lambda r: r.now_db)
             found.append(
@@ -118,7 +115,7 @@ class Advisor:
                     command=self._calibrate(),
                 )
             )
-        other = [name for name, r in remedies.items() if r.best_db - r.recalibrated_db >= _WORTH_DB]
+        other = [name for name, r in remedies.items() if r.best_db - r.recalibrated_db >= self.rules.worth_db]
         if other:
             named = min((remedies[name] for name in other), key=lambda r: r.now_db)
             found.append(
@@ -152,14 +149,14 @@ class Advisor:
             )
         ]
 
-    def pinned_plan(self) -> str | None:
-        """The plan of the pins that are advised, as YAML; None without any, or without the model."""
-        for advice in self._pins({n: remedy(self.compared.pairs[n]) for n in self.compared.drifting}):
-            layers = dict.fromkeys(layer for name in advice.tensors for layer in self.readers.get(name, ()))
-            if layers:
-                pins = tuple(pin_for(layer, "fp16", "drift: no INT8 range fits") for layer in layers)
-                return plan_to_yaml(plan_for_format("int8").model_copy(update={"pins": pins}))
-        return None
+    def pinned_plan(self, advice: Sequence[DriftAdvice]) -> str | None:
+        """The plan of the pins among `advice`, as YAML; None without any, or without the model."""
+        names = [name for one in advice if one.action == "pin" for name in one.tensors]
+        layers = dict.fromkeys(layer for name in names for layer in self.readers.get(name, ()))
+        if not layers:
+            return None
+        pins = tuple(pin_for(layer, "fp16", "drift: no INT8 range fits") for layer in layers)
+        return plan_to_yaml(plan_for_format("int8").model_copy(update={"pins": pins}))
 
     def _coreset(self, names: Sequence[str]) -> list[str]:
         stats = self.focus.stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from diag.report.drift import Drift, DriftTensor
@@ -44,6 +45,8 @@ def said(tensor: DriftTensor) -> str:
     shown = [name for name, figure in tensor.figures.items() if figure.level == tensor.level]
     name = shown[0] if shown else "sqnr_loss_db"
     value = tensor.figures[name].value
+    if math.isinf(value):
+        return "its values are all zero"
     return _SAID[name].format(value=value, percent=100 * value)
 
 

@@ -213,5 +213,7 @@ def _step(tensor: Tensor, calibration: Calibration, own: Mapping[str, float]) ->
     place = calibration.stats.index.get(tensor.name)
     if place is None or (tensor.scale_from == "unit" and tensor.step == 1.0):  # integers: ids, masks
         return None
+    if tensor.scale_from == "unit" and tensor.kind == "output":  # outputs are not quantized
+        return None
     before = calibration.stats.tensors[place]
     return before.step if before.scale_from != "unit" else calibration.stats[tensor.name].absmax / _LAST

@@ -177,7 +177,8 @@ def _notes(tensor: DriftTensor) -> list[str]:
     if tensor.nonfinite:
         notes.append(f"{count(tensor.nonfinite, 'value')} not finite")
     if tensor.figures["under_use"].level != "ok":
-        notes.append(f"range {tensor.figures['under_use'].value:.1f} times as wide as needed")
+        wide = tensor.figures["under_use"].value
+        notes.append("all zero" if math.isinf(wide) else f"range {wide:.1f} times as wide as needed")
     if math.isfinite(tensor.absmax_ratio) and not 0.8 <= tensor.absmax_ratio <= 1.25:
         notes.append(f"largest value {tensor.absmax_ratio:.2g} times calibration's")
     if tensor.dead_codes >= 0.1:

@@ -53,6 +53,8 @@ class DriftTensor(Part):
     psi_null: Number | None = None
     """The PSI of one half of the calibration data against the other."""
     jensen_shannon_bits: Number
+    """Report only, as PSI."""
+    jensen_shannon_null_bits: Number | None = None
     dead_codes: Number
     """Share of the codes that calibration used and production does not."""
     alive_channels: list[int] = []

@@ -13,7 +13,7 @@ from drift_tools import MODEL
 from scipy import stats
 from stats_tools import NAMES, brute_sqnr_db, calibrated, counted, draw, saved
 
-from diag.calibration.table import CalibrationTable
+from diag.calibration.table import CalibrationTable, read_table
 from diag.cli.main import run as run_command
 from diag.report.io import read_report
 from diag.report.schema import Report
@@ -342,3 +342,33 @@ def test_the_loss_of_a_gaussian_that_grows_is_its_closed_form(
     k = scene.table.tensors["x"].absmax
     expected = closed_db(k) - closed_db(k / factor)
     assert report.drift.tensors[0].figures["sqnr_loss_db"].value == pytest.approx(expected, abs=0.2)
+
+
+def test_a_tensor_that_died(scene: Scene, rng: np.random.Generator) -> None:
+    values = draw(rng, 30)
+    values["second"][:] = 0
+    report = scene.drift(scene.production(values))
+    assert report.drift is not None
+    assert report.drift.cause == "second"
+    assert "all zero" in report.findings[0].title
+
+
+def test_pins_where_no_range_fits(tmp_path: Path, rng: np.random.Generator) -> None:
+    """As much energy in each of ten octaves: every INT8 range loses at least the two lowest or highest."""
+    pool = np.concatenate([np.full(4 ** (9 - k), 2.0**k, np.float32) for k in range(10)])
+    values = {
+        "x": (rng.permutation(pool)[:349520] * rng.choice([-1, 1], 349520)).reshape(40, -1).astype(np.float32)
+    }
+    calm = {"x": rng.normal(0, 1, (40, 512)).astype(np.float32)}
+    path = tmp_path / "table.json"
+    report = Scene(tmp_path, path, calibrated(path, calm), calm).drift(
+        saved(counted(path, read_table(path), values), tmp_path / "p.stats")
+    )
+    assert report.drift is not None
+    best = max(brute_sqnr_db(values["x"], limit) for limit in np.geomspace(8, 512, 60))
+    assert best < 20
+    advice = {a.action: a for a in report.drift.advice}
+    assert advice["pin"].tensors == ["x"]
+    assert advice["pin"].gain_db == pytest.approx(66.2 - report.drift.tensors[0].production_sqnr_db, abs=0.1)
+    halves = values["x"].astype(np.float16).astype(np.float64)
+    assert np.array_equal(halves, values["x"])  # FP16 holds powers of two exactly
