@@ -59,8 +59,8 @@ class Feeds:
     def with_labels(self) -> Iterator[tuple[Batch, Batch]]:
         """Every batch, and the arrays beside it that are no inputs of the model (labels)."""
         for raw in islice(self._source.batches(), self._limit):
-            labels = {name: np.asarray(v) for name, v in raw.values.items() if name not in self._inputs}
-            yield self._checked(raw), labels
+            batch = self._checked(raw)
+            yield batch, {n: np.asarray(v) for n, v in raw.values.items() if n not in self._inputs}
 
     def _checked(self, raw: RawBatch) -> Batch:
         return checked(raw, self._inputs, self._finite, self._labelled)

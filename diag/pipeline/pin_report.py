@@ -94,7 +94,7 @@ class Found:
         data = (
             "all batches, those held out too" if self.pins.used_held_out else "the batches it was chosen on"
         )
-        sure = ""
+        sure = " One batch is held out: no interval can be given."
         if self.evidence is not None:
             e = self.evidence
             sure = (

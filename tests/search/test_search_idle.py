@@ -63,6 +63,19 @@ def test_estimates_drop_nothing(place: Workplace) -> None:
     assert place.pin("estimated").search.idle == frozenset()
 
 
+def test_a_plain_plan_that_is_better_and_no_slower_wins_the_verdict(place: Workplace) -> None:
+    names = layers(place)
+    fast = (timed(place, "int8", dict.fromkeys(names, 1.0)), timed(place, "fp16", dict.fromkeys(names, 0.9)))
+    found = place.pin("fast", prices=fast)
+    assert "everything in FP16 is better and no slower (by measured time): take that plan" in found.verdict
+
+
+def test_a_plain_plan_that_is_slower_does_not(place: Workplace) -> None:
+    names = layers(place)
+    slow = (timed(place, "int8", dict.fromkeys(names, 1.0)), timed(place, "fp16", dict.fromkeys(names, 1.5)))
+    assert "take that plan" not in place.pin("slow", prices=slow).verdict
+
+
 def test_a_price_ceiling_in_ms_keeps_to_measured_prices(place: Workplace) -> None:
     names = layers(place)
     prices = (
