@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 from diag.calibration.cache_table import imported_table
 from diag.calibration.table import CalibrationTable
 from diag.model import shapes
-from diag.model.graph import Layer, Model
+from diag.model.graph import Layer, Model, TensorInfo
 from diag.model.load import load_model
 from diag.model.save import save_model
 from diag.numerics.formats import FORMATS, symmetric_scale
 from diag.plan.layers import FloatLayers, float_layers
 from diag.plan.schema import Plan, pin_for, plan_for_format
-from diag.typed.apply import operands_of
-from diag.typed.brought import Quantizer, quantizer_of
+from diag.typed.apply import operands_of, own_format
+from diag.typed.brought import DEQUANTIZE, QUANTIZE, Quantizer, quantizer_of
 from diag.typed.operands import LINEAR_OPS, Operand
+from diag.typed.raise_floats import raise_floats
 from diag.typed.strip import Stripped, strip_quantizers
 from diag.typed.types import complete
 
@@ -59,7 +60,11 @@ class Foreign:
 
 def take_apart(model: Model, quantizers: Sequence[Quantizer]) -> Foreign:
     """Turn the quantizers of `model` into a plan and ranges. Raises ModelError when that cannot be."""
+    given = complete(shapes.infer(model), model)
     stripped = strip_quantizers(model, quantizers)
+    base = _base(model, given)
+    if base != "fp32":
+        raise_floats(stripped.proto, stripped.weights, given)
     below = Model(model.path, stripped.proto, stripped.weights, "")
     types = complete(shapes.infer(below), below)
     floats = float_layers(below, types)
@@ -69,20 +74,30 @@ def take_apart(model: Model, quantizers: Sequence[Quantizer]) -> Foreign:
     reading.note_outputs()
     weights = [o for o in operands_of(below, reading.formats, types) if o.weight is not None]
     ratios = {o.tensor: r for o in weights if (r := reading.weight_ratio(o)) is not None}
-    plan = _plan(reading.formats, floats)
+    own = {x.id: own_format(x, given) for x in model.layers}
+    plan = _plan(reading.formats, floats, own, base)
     return Foreign(model, stripped, below, reading.formats, plan, reading.ranges, ratios, reading.unsaid())
 
 
-def _plan(formats: Mapping[str, str], floats: FloatLayers) -> Plan:
-    """The most common format as default; everything else by name."""
-    linear = Counter(formats.get(layer, "fp32") for layer in floats.ids if layer in floats.operand)
-    default = linear.most_common(1)[0][0] if linear else "fp32"
+def _base(model: Model, types: Mapping[str, TensorInfo]) -> str:
+    """The float format that most layers compute in."""
+    dependent = (x for x in model.layers if not model.value_dependent.isdisjoint(x.outputs))
+    computing = (x for x in dependent if x.op_type not in ("Cast", QUANTIZE, DEQUANTIZE))
+    return Counter(own_format(x, types) for x in computing).most_common(1)[0][0]
+
+
+def _plan(formats: Mapping[str, str], floats: FloatLayers, own: Mapping[str, str], base: str) -> Plan:
+    """The most common format as default; everything else by name. `own` are the float formats of layers."""
+    wanted = {layer: formats.get(layer) or own.get(layer, base) for layer in floats.ids}
+    linear = Counter(wanted[layer] for layer in floats.ids if layer in floats.operand)
+    default = linear.most_common(1)[0][0] if linear else base
+    quantized = FORMATS[default].quantized
     pins = []
-    for layer in floats.ids:
-        given = default if layer in floats.operand else "fp32"
-        if formats.get(layer, "fp32") != given:
-            pins.append(pin_for(layer, formats.get(layer, "fp32")).model_copy(update={"alone": True}))
-    return plan_for_format(default).model_copy(update={"pins": tuple(pins)})
+    for layer, fmt in wanted.items():
+        given = default if layer in floats.operand or not quantized else base
+        if fmt != given:
+            pins.append(pin_for(layer, fmt).model_copy(update={"alone": True}))
+    return plan_for_format(default).model_copy(update={"base": base, "pins": tuple(pins)})
 
 
 @dataclass
@@ -150,11 +165,13 @@ class _Reading:
     def weight_ratio(self, operand: Operand) -> NDArray[np.float64] | None:
         """Steps of a weight's channels over min-max; None when they are min-max."""
         layer = self.model.layer_by_id[operand.layer]
-        quantizer = self.by_output.get(layer.inputs[operand.input])
+        name = layer.inputs[operand.input]
+        quantizer = quantizer_of(self.model, self.by_output, name)
         if quantizer is None or quantizer.scale is None or operand.weight is None:
             return None
         axis, rank = operand.channel_axis or 0, operand.weight.ndim
-        if not quantizer.symmetric or quantizer.block_size or not _along(quantizer, axis, rank):
+        along = quantizer.per_tensor or (name in self.by_output and quantizer.axis % rank == axis)
+        if not quantizer.symmetric or quantizer.block_size or not along:
             self._cannot("layers whose weights are not quantized symmetrically by output channel", layer.id)
             return None
         others = tuple(i for i in range(rank) if i != axis)
@@ -176,10 +193,6 @@ class _Reading:
         return tuple(
             f"{what}: {len(names)}, first {next(iter(names))}" for what, names in self.trouble.items()
         )
-
-
-def _along(quantizer: Quantizer, axis: int, rank: int) -> bool:
-    return quantizer.per_tensor or quantizer.axis % rank == axis
 
 
 def _steps(quantizer: Quantizer) -> float | None:

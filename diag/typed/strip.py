@@ -31,7 +31,7 @@ class Stripped:
     """A model without its quantizers."""
 
     proto: ModelProto
-    weights: Mapping[str, NDArray[np.generic]]
+    weights: dict[str, NDArray[np.generic]]
     names: Mapping[str, str]
     """Tensors of the Q/DQ model that are called otherwise here: dequantized ones, and renamed outputs."""
     relus: tuple[str, ...]

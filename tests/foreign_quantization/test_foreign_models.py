@@ -70,6 +70,72 @@ def test_modelopts_models_bit_for_bit(trtdiag, tmp_path, name):
     assert np.any(run_plainly(tmp_path / "o" / "fp32.onnx", x) != run_plainly(model, x))
 
 
+def constants(path):
+    return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+
+
+def test_a_model_in_fp16_becomes_fp32_under_a_plan_with_an_fp16_base(trtdiag, tmp_path):
+    """Scales and codes come back bit for bit; ONNX Runtime rounds FP16 chains on a CPU as it likes."""
+    model = SAMPLES / "modelopt_mlp_int8_fp16.onnx"
+    report = apart(trtdiag, model, tmp_path / "o")
+    assert (report["plan"]["base"], unsaid(report)) == ("fp16", [])
+    below = onnx.load(tmp_path / "o" / "fp32.onnx").graph
+    assert {t.data_type for t in below.initializer} == {TensorProto.FLOAT}
+    typed = together(trtdiag, tmp_path / "o", tmp_path / "typed.onnx")
+    given, made = constants(model), constants(typed)
+    for name in ("w1", "w2"):
+        scale = given[f"{name}_scale_1"]
+        np.testing.assert_array_equal(made[f"{name}/int8/scale"], scale)
+        codes = np.rint(given[name].astype(np.float32) / scale.astype(np.float32))
+        np.testing.assert_array_equal(made[f"{name}/int8"], codes)
+    for tensor in ("x", "r1", "a2"):
+        label = "x/fp16" if tensor == "x" else tensor
+        assert made[f"{label}/int8/scale"] == given[f"{tensor}_scale_1"]
+    x = batch("mlp", 99)
+    typed_out, given_out, float_out = (
+        run_plainly(p, x) for p in (typed, model, tmp_path / "o" / "fp32.onnx")
+    )
+    assert np.linalg.norm(typed_out - given_out) < 0.3 * np.linalg.norm(float_out - given_out)
+
+
+def test_block_wise_weights_keep_their_values(trtdiag, tmp_path):
+    model = SAMPLES / "modelopt_mlp_int4.onnx"
+    report = apart(trtdiag, model, tmp_path / "o")
+    assert "layers with only some of their inputs quantized" in unsaid(report)[0]
+    x = batch("mlp", 99)
+    np.testing.assert_array_equal(run_plainly(tmp_path / "o" / "fp32.onnx", x), run_plainly(model, x))
+
+
+@pytest.mark.parametrize("scale", [np.float32(0.05), np.array([0.02, 0.05, 0.1], np.float32)])
+def test_weights_behind_a_transpose(trtdiag, tmp_path, scale):
+    """Per tensor the steps come along; by channel they are min-max's, and it says so."""
+    codes = np.random.default_rng(0).integers(-90, 91, size=(3, 4)).astype(np.int8)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "q"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"),
+        helper.make_node("DequantizeLinear", ["c", "cs", "cz"], ["w"], "w", axis=0),
+        helper.make_node("Transpose", ["w"], ["t"], "t"),
+        helper.make_node("MatMul", ["d", "t"], ["y"], "layer"),
+    ]
+    values = {
+        "c": codes,
+        "cs": scale,
+        "cz": np.zeros(scale.shape, np.int8),
+        "s": np.float32(0.1),
+        "z": np.int8(0),
+    }
+    model = build(tmp_path / "m.onnx", nodes, values, [2, 4])
+    report = apart(trtdiag, model, tmp_path / "o")
+    assert bool(unsaid(report)) == bool(scale.ndim)
+    typed = together(trtdiag, tmp_path / "o", tmp_path / "typed.onnx")
+    x = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    if scale.ndim:
+        assert "by output channel" in unsaid(report)[0]
+        np.testing.assert_allclose(run_plainly(typed, x), run_plainly(model, x), atol=0.2)
+    else:
+        np.testing.assert_array_equal(run_plainly(typed, x), run_plainly(model, x))
+
+
 def test_a_model_that_keeps_float_weights_gets_them_back(trtdiag, tmp_path):
     apart(trtdiag, SAMPLES / "modelopt_mlp_int8.onnx", tmp_path / "o")
     kept = {
