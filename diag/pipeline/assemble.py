@@ -128,6 +128,12 @@ def _plan_info(planned: Planned) -> PlanInfo:
     )
 
 
+def _flags(planned: Planned) -> dict[str, str]:
+    plan = planned.plan
+    flags = {"tf32": "off (CPU)", "constants out of range": plan.constants.out_of_range}
+    return flags | ({"placement": plan.placement} if planned.fused else {})
+
+
 def _run_info(job: Job, comparison: Comparison, reference: ReferenceTrust) -> RunInfo:
     packages = ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
     versions = {"trtdiag": diag.__version__, "python": platform.python_version()}
@@ -136,7 +142,7 @@ def _run_info(job: Job, comparison: Comparison, reference: ReferenceTrust) -> Ru
         command=job.settings.command,
         engine=f"emulation by ONNX Runtime {ort_engine.version()}",
         versions=versions,
-        flags={"tf32": "off (CPU)", "constants out of range": job.planned.plan.constants.out_of_range},
+        flags=_flags(job.planned),
         data=job.feeds.label,
         random_data=job.feeds.random,
         calibration=job.calibration,

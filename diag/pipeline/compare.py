@@ -17,7 +17,7 @@ from diag.engines.paired import Watch, pair
 from diag.engines.reference import examine
 from diag.engines.slices import SlicedRun
 from diag.engines.stamp import sha256_of
-from diag.errors import UsageError
+from diag.errors import NotEnoughEvidenceError, UsageError
 from diag.feeds import open_feeds
 from diag.files import output_folder, write_texts
 from diag.gate.threshold import require_outputs
@@ -65,12 +65,22 @@ def compare(
     job = Job(settings, planned, feeds, typed, trust, table, calibration, clock)
     comparison, watches = _compare_layers(job, progress)
     report = assemble(job, comparison, watches)
+    _refuse_emptiness(report)
     if settings.engine.engine != "emulate":
         _add_engine(report, job, out, progress)
     if amend is not None:
         amend(report)
     _write(report, job, out)
     return report
+
+
+def _refuse_emptiness(report: Report) -> None:
+    """Outputs without an element equal anything."""
+    if report.outputs and not any(output.metrics.get("elements", 1) for output in report.outputs):
+        raise NotEnoughEvidenceError(
+            f"no output held an element in {report.run.batches} batch(es): nothing was compared",
+            "Give batches of at least one sample.",
+        )
 
 
 def _add_engine(report: Report, job: Job, out: Path, progress: Progress) -> None:

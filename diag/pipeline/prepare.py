@@ -184,6 +184,7 @@ def _ranges(
         )
     progress.start("calibrating (min-max) on the data given", len(feeds))
     ranges = measure_ranges(planned.model, planned.activations, feeds, progress)
+    _refuse_unreached(ranges)
     return new_table(planned.model, feeds, ranges), f"min-max on the compared data themselves ({feeds.label})"
 
 
@@ -208,8 +209,20 @@ def read_scales(planned: Planned, table_path: str | None) -> CalibrationTable | 
             f"table {table_path!r} holds no search of INT4's scales, which the plan asks for (method: awq)",
             "Make one with trtdiag calibrate --plan PLAN.",
         )
+    _refuse_unreached({name: table.tensors[name] for name in needed})
     table.scales("int8", planned.method)  # a method that the table lacks is refused before the work begins
     return table
+
+
+def _refuse_unreached(ranges: Mapping[str, TensorRange]) -> None:
+    """A tensor that never held an element has no range, and any scale would be a guess."""
+    unreached = [name for name, found in ranges.items() if not found.elements and not found.absmax]
+    if unreached:
+        raise TableError(
+            f"the calibration data put no element into {len(unreached)} of {len(ranges)} tensors that the "
+            f"plan quantizes, first {unreached[0]!r}",
+            "Calibrate with data that reach them, or pin the layers that read them.",
+        )
 
 
 def new_table(model: Model, feeds: Feeds, ranges: Mapping[str, TensorRange]) -> CalibrationTable:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from diag.errors import TableError
+from diag.errors import NotEnoughEvidenceError, TableError
 from diag.pipeline.compare import compare
 from diag.pipeline.settings import CompareSettings
 from diag.pipeline.tables import CalibrateSettings, calibrate, convert_model
@@ -100,6 +100,28 @@ def test_an_empty_tensor_has_no_range_and_is_named(tmp_path: Path) -> None:
     model, table = odd_model(tmp_path), str(tmp_path / "table.json")
     found = calibrate(CalibrateSettings(model, str(tmp_path / "batch.npz"), table), Silent())
     assert all("empty" in tensor.flags and not tensor.elements for tensor in found.tensors.values())
+    with pytest.raises(TableError, match=r"no element into 3 of 3 tensors .* first 'zeros'"):
+        convert_model(model, None, "int8", table, str(tmp_path / "typed.onnx"))
+
+
+@pytest.mark.parametrize("fmt", ["int8", "fp16"])
+def test_nothing_compared_is_no_success(fmt: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "batch.npz", x=np.zeros((0, 6), np.float32))
+    model, data = odd_model(tmp_path), str(tmp_path / "batch.npz")
+    refused = TableError if fmt == "int8" else NotEnoughEvidenceError
+    with pytest.raises(refused, match=r"no element into|nothing was compared"):
+        compare(CompareSettings(model, data, str(tmp_path / "out"), format=fmt), Silent())
+
+
+def test_an_empty_batch_among_others_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    np.savez(folder / "0.npz", x=np.zeros((0, 6), np.float32))
+    np.savez(folder / "1.npz", x=RNG.standard_normal((4, 6)).astype(np.float32))
+    settings = CompareSettings(odd_model(tmp_path), str(folder), str(tmp_path / "out"), format="int8")
+    report = compare(settings, Silent())
+    assert report.run.samples == 4
+    assert report.outputs[0].metrics["elements"] == 24
 
 
 @pytest.mark.parametrize("absmax", [0.0, 1e-42])
