@@ -100,7 +100,8 @@ def run(
 ) -> int:
     output = Output(as_json, quiet)
     if compensate or model_out is not None or holdout is not None or steps is not None:
-        compensation.refuse_mixed(compensate, merged or export or import_ is not None or all_tensors)
+        others = merged or export or import_ is not None or all_tensors or skip_bad or jobs != 1
+        compensation.refuse_mixed(compensate, others)
         asked_model = _only(files)
         return compensation.run(
             compensation.settings_of(

@@ -49,7 +49,8 @@ def refuse_mixed(compensate: bool, others: bool) -> None:
         raise UsageError("--model-out, --holdout and --steps belong to --compensate", "Add --compensate.")
     if others:
         raise UsageError(
-            "--compensate measures a model anew", "Leave out --merge, --import, --export and --all-tensors."
+            "--compensate measures a model anew, in one process, on all batches",
+            "Leave out --merge, --import, --export, --all-tensors, --skip-bad and --jobs.",
         )
 
 

@@ -244,6 +244,7 @@ def test_compare_and_convert_take_the_new_model_and_table_as_they_are(
         (["--compensate", "--model-out", "m.onnx", "--steps", "magic"], "'magic'"),
         (["--compensate", "--model-out", "m.onnx", "--method", "best"], "best"),
         (["--compensate", "--model-out", "m.onnx", "--merge"], "--merge"),
+        (["--compensate", "--model-out", "m.onnx", "--jobs", "2"], "--jobs"),
     ],
 )
 def test_options_that_cannot_work(
