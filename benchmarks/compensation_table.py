@@ -1,6 +1,6 @@
 """What each step of compensation brings to a text model in INT8, alone and after the steps before it.
 
-    python -m benchmarks.compensation_table MODEL --calibration-data DIR --data DIR [--pins] [--output NAME]
+    python -m benchmarks.compensation_table MODEL --calibration-data DIR --data DIR [--alone] [--pins]
 
 Calibrates (min-max) on the first folder. Of the second, the first half of the batches judges the steps; the
 other half, which no step ever saw, gives the figures: cosine and SQNR of one output, and with `--pins` the
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diag.calibration.table import read_table
 from diag.compare.record import Record
 from diag.compensation.run import STEPS, STEPS_IN_WORDS, Compensated
 from diag.engines.emulation import emulate
@@ -27,7 +26,6 @@ from diag.feeds import open_feeds
 from diag.gate.threshold import parse_threshold
 from diag.model.graph import Model
 from diag.pipeline.compensate import CompensateSettings, CompensationJob, begin
-from diag.pipeline.prepare import choose_plan, plan_on
 from diag.pipeline.search import pin_layers
 from diag.pipeline.search_settings import SearchSettings
 from diag.progress import Silent
@@ -35,16 +33,18 @@ from diag.progress import Silent
 
 @dataclass(frozen=True)
 class Row:
-    """One line's half: a set of steps, kept or not, and the figures."""
+    """One model's figures."""
 
     cosine: float
     sqnr_db: float
     pins: str
-    kept: str
+
+    def __str__(self) -> str:
+        return f"{self.cosine:.4f} | {self.sqnr_db:.2f} | {self.pins}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print."""
+    """Measure and print, line by line."""
     args = _arguments(arguments)
     own_process()
     with tempfile.TemporaryDirectory() as scratch:
@@ -52,20 +52,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         judging, unseen = _halves(args.data, folder, args.batches)
         job = begin(_settings(args, judging, folder), Silent())
         measure = Measure(job, args, unseen, folder)
-        whole = job.run(list(STEPS), Silent())
-        base = measure.row(None)
-        print(f"Without compensation: cosine {base.cosine:.4f}, {base.sqnr_db:.2f} dB, {base.pins} pins.\n")
-        print("| step | alone: kept | cosine | dB | pins | with all before: kept | cosine | dB | pins |")
-        print("|---|---|---|---|---|---|---|---|---|")
-        for step in args.steps:
-            alone = measure.row(job.run([step], Silent()), step)
-            after = measure.row(whole.stages[step], step)
-            print(f"| {step}: {STEPS_IN_WORDS[step]} | {_cells(alone)} | {_cells(after)} |", flush=True)
+        _print("after all steps before it", None)
+        _print("nothing", measure.row(job.run([], Silent())))
+        whole = job.run(args.steps, Silent())
+        for step, found in whole.stages.items():
+            _print(_label(step, found), measure.row(found))
+        if args.alone:
+            _print("\nalone", None)
+            for step in args.steps:
+                found = job.run([step], Silent())
+                _print(_label(step, found), measure.row(found))
         difference = whole.difference
-        print(
-            f"\nIn FP32 the outputs differ by {difference.max_abs:.1e} (relative L2 {difference.rel_l2:.1e})."
-        )
+        print(f"\nIn FP32 the outputs differ by {difference.max_abs:.1e} (relative L2 {difference.rel_l2:.1e}).")
     return 0
+
+
+def _print(label: str, row: Row | None) -> None:
+    """A line of the table; without figures, its head."""
+    if row is None:
+        print(f"{label} | cosine | SQNR dB | pins\n---|---|---|---", flush=True)
+    else:
+        print(f"{label} | {row}", flush=True)
+
+
+def _label(step: str, found: Compensated) -> str:
+    kept = ", ".join(c.group for c in found.credits if c.kept and c.step == step)
+    return f"{STEPS_IN_WORDS[step]}: {kept or 'nothing'} kept"
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -76,6 +88,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", default="sentence_embedding")
     parser.add_argument("--target", default="cosine>=0.99")
     parser.add_argument("--pins", action="store_true", help="search pins for every line (minutes)")
+    parser.add_argument("--alone", action="store_true", help="each step without the others too")
     parser.add_argument("--batches", type=int, default=12, help="batches of --data, half of them unseen")
     parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=list(STEPS))
     return parser.parse_args(arguments)
@@ -102,40 +115,34 @@ class Measure:
     def __init__(self, job: CompensationJob, args: argparse.Namespace, unseen: str, folder: Path) -> None:
         self._job, self._args, self._unseen, self._folder = job, args, unseen, folder
         self._batches = list(open_feeds(unseen, job.planned.model.inputs))
-        model = job.planned.model
-        self._reference = self._run(model)
-        self._known: dict[int, tuple[float, float, str]] = {}
+        self._reference = self._run(job.planned.model)
+        self._known: dict[tuple[tuple[str, str], ...], Row] = {}
 
-    def row(self, found: Compensated | None, step: str = "") -> Row:
-        """One model's figures; None: as it came."""
-        found = found or self._job.run([], Silent())
-        kept = [c.group for c in found.credits if c.kept and c.step == step]
-        key = len(found.draft.corrections), tuple((c.step, c.group) for c in found.credits if c.kept)
-        if hash(key) not in self._known:
-            self._known[hash(key)] = self._measured(found)
-        return Row(*self._known[hash(key)], ", ".join(kept) or "nothing")
+    def row(self, found: Compensated) -> Row:
+        """The figures of what came out of some steps."""
+        kept = tuple((c.step, c.group) for c in found.credits if c.kept)
+        if kept not in self._known:
+            self._known[kept] = self._measured(found)
+        return self._known[kept]
 
-    def _measured(self, found: Compensated) -> tuple[float, float, str]:
-        model, table = self._folder / "m.onnx", self._folder / "t.json"
-        self._job.write(found, model, table)
-        planned = plan_on(str(model), choose_plan(None, "int8"))
-        typed = planned.apply(read_table(table, planned.model.sha256))
+    def _measured(self, found: Compensated) -> Row:
+        typed = self._job.lowering.typed(found.draft)
         emulation = emulate(Model("typed", typed.proto, typed.weights, ""))
         record = Record()
-        lowered = Model("emulated", emulation.proto, emulation.weights, "")
-        for number, output in enumerate(self._run(lowered)):
+        for number, output in enumerate(self._run(Model("", emulation.proto, emulation.weights, ""))):
             record.update(number, self._reference[number], output)
         metrics = record.metrics()
-        return metrics["cosine"], metrics["sqnr_db"], self._pins(model, table) if self._args.pins else "-"
+        return Row(metrics["cosine"], metrics["sqnr_db"], self._pins(found) if self._args.pins else "-")
 
     def _run(self, model: Model) -> list[Array]:
         output = self._args.output
         session = Session(with_outputs(model.proto, [output]), model.weights)
         return [session.run(batch)[output] for batch in self._batches]
 
-    def _pins(self, model: Path, table: Path) -> str:
-        out = self._folder / "pins"
+    def _pins(self, found: Compensated) -> str:
+        out, model, table = (self._folder / name for name in ("pins", "m.onnx", "t.json"))
         shutil.rmtree(out, ignore_errors=True)
+        self._job.write(found, model, table)
         asked = SearchSettings(
             model=str(model),
             data=self._unseen,
@@ -144,12 +151,8 @@ class Measure:
             format="int8",
             calibration=str(table),
         )
-        found = pin_layers(asked, Silent())
-        return str(len(found.search.pins)) if found.met else "none is enough"
-
-
-def _cells(row: Row) -> str:
-    return f"{row.kept} | {row.cosine:.4f} | {row.sqnr_db:.2f} | {row.pins}"
+        pinned = pin_layers(asked, Silent())
+        return str(len(pinned.search.pins)) if pinned.met else "none is enough"
 
 
 if __name__ == "__main__":
