@@ -63,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found = job.run([step], Silent())
                 _print(_label(step, found), measure.row(found))
         difference = whole.difference
-        print(f"\nIn FP32 the outputs differ by {difference.max_abs:.1e} (relative L2 {difference.rel_l2:.1e}).")
+        print(
+            f"\nIn FP32 the outputs differ by {difference.max_abs:.1e} (relative L2 {difference.rel_l2:.1e})."
+        )
     return 0
 
 

@@ -92,7 +92,7 @@ def _consider(
             return
     if step != "bias":
         candidate = _corrected_anew(place, candidate, frozenset(proposal.layers), corrects)
-    outcome = bench.judge(candidate)
+    outcome = bench.judge(candidate, found.after)
     reason = _reason(place, step, outcome, found.after)
     found.credits.append(_credit(step, proposal, found.after, outcome, reason))
     if not reason:

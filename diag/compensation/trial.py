@@ -21,13 +21,16 @@ from diag.numerics.measured import TensorKind
 
 Array = NDArray[Any]
 Metrics = Mapping[str, Mapping[str, float]]
+_ENOUGH = 2
+"""Batches that must be worse before a trial is broken off."""
+
 Damage = Callable[[Metrics], float]
 """How bad outputs are, from their metrics: 0 for none, inf for lost."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Damage of the outputs on all batches together and on each."""
+    """Damage of the outputs on all batches together and on each (fewer, where a trial was broken off)."""
 
     damage: float
     by_batch: tuple[float, ...]
@@ -43,7 +46,7 @@ class Outcome:
 
     def share_better(self, before: Outcome) -> float:
         """Share of the batches whose damage fell."""
-        better = sum(now < then for now, then in zip(self.by_batch, before.by_batch, strict=True))
+        better = sum(now < then for now, then in zip(self.by_batch, before.by_batch, strict=False))
         return better / max(len(self.by_batch), 1)
 
 
@@ -83,12 +86,15 @@ class Bench:
         self._references = [session.run(batch) for batch in batches]
         self._allowed = max(rules.fp32_rel_l2, rules.fp32_times_jitter * trust.jitter_rel_l2)
 
-    def judge(self, draft: Draft) -> Outcome:
-        """Run the draft's typed model, emulated."""
+    def judge(self, draft: Draft, before: Outcome | None = None) -> Outcome:
+        """Run the draft's typed model, emulated. Broken off when the first batches are all worse than before.
+
+        What is said of the outputs then speaks of those batches.
+        """
         typed = self._lowering.typed(draft)
         emulation = emulate(Model("typed", typed.proto, typed.weights, ""))
         session = Session(with_outputs(emulation.proto, self._outputs), emulation.weights)
-        return self._measured(session)
+        return self._measured(session, before)
 
     def difference(self, model: Model) -> Difference:
         """Run a model in FP32."""
@@ -100,7 +106,7 @@ class Bench:
         """Whether a difference is FP32 rounding."""
         return found.rel_l2 <= self._allowed
 
-    def _measured(self, session: Session) -> Outcome:
+    def _measured(self, session: Session, before: Outcome | None = None) -> Outcome:
         whole = self._records()
         by_batch = []
         for number, (batch, reference) in enumerate(zip(self.batches, self._references, strict=True)):
@@ -109,8 +115,13 @@ class Bench:
                 single[name].update(number, reference[name], outputs[name])
                 whole[name].update(number, reference[name], outputs[name])
             by_batch.append(self._worth(single))
+            if before is not None and _hopeless(by_batch, before):
+                break
         metrics = {name: record.metrics() for name, record in whole.items()}
-        return Outcome(self._worth(whole), tuple(by_batch), metrics)
+        damage = self._worth(whole)
+        if before is not None and len(by_batch) < len(self.batches):
+            damage = before.damage * sum(by_batch) / sum(before.by_batch[: len(by_batch)])
+        return Outcome(damage, tuple(by_batch), metrics)
 
     def _records(self) -> dict[str, Record]:
         return {name: Record.of(self._kinds.get(name, TensorKind())) for name in self._outputs}
@@ -118,3 +129,11 @@ class Bench:
     def _worth(self, records: Mapping[str, Record]) -> float:
         found = self._damage({name: record.metrics() for name, record in records.items()})
         return found if math.isfinite(found) else math.inf
+
+
+def _hopeless(by_batch: Sequence[float], before: Outcome) -> bool:
+    """Whether the first batches are enough to tell that an outcome is worse."""
+    if len(by_batch) < _ENOUGH or len(by_batch) == len(before.by_batch):
+        return False
+    pairs = zip(by_batch, before.by_batch, strict=False)
+    return all(now > then > 0 for now, then in pairs)
