@@ -66,7 +66,13 @@ def dry_run(settings: CompareSettings, progress: Progress) -> Estimate:
         layers=dict(Counter(planned.resolved.formats.values())),
         batches=len(feeds),
         data=feeds.label,
-        calibration=settings.calibration or ("min-max on the data given" if calibrates else "none needed"),
+        calibration=settings.calibration or _scales(planned.awq, calibrates),
         seconds=run_s * runs + 6 * load_s,
         memory_mb=_START_MB + _COPIES_OF_WEIGHTS * weights_mb + 2 * settings.slice_mb,
     )
+
+
+def _scales(awq: bool, calibrates: bool) -> str:
+    """Where scales come from without a table."""
+    found = ["min-max on the data given"] * calibrates + ["INT4 searched on the data given"] * awq
+    return ", ".join(found) or "none needed"

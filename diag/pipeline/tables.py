@@ -130,7 +130,8 @@ def _job(settings: CalibrateSettings) -> _Job:
             "the model has no Conv, ConvTranspose, MatMul or Gemm to quantize"
             if settings.plan is None
             else f"plan {settings.plan!r} quantizes no activation",
-            "Nothing to calibrate.",
+            "Nothing to calibrate: INT4 takes its scales from the weights (`quantizer: {method: awq}` "
+            "searches them on data), and MXFP8 finds them while the engine runs.",
         )
     return _Job(settings, model, operands, method or planned, feeds, output_file(settings.out), searched)
 

@@ -151,9 +151,17 @@ def _code_type(model: Model, layer: Layer, quantize: Layer | None) -> int:
             return int(onnx.helper.np_dtype_to_tensor_dtype(value.dtype))
     if quantize is None:
         value = model.constant(layer.inputs[0])
-        return 0 if value is None else int(onnx.helper.np_dtype_to_tensor_dtype(value.dtype))
+        if value is None:  # made by an operator of TensorRT's own, MXFP8's or NVFP4's
+            return _declared_type(model, layer.inputs[0])
+        return int(onnx.helper.np_dtype_to_tensor_dtype(value.dtype))
     told = quantize.attributes.get("output_dtype", 0)
     return told if isinstance(told, int) and told else int(TensorProto.UINT8)
+
+
+def _declared_type(model: Model, name: str) -> int:
+    """Element type that the graph declares for a tensor, 0 when it declares none."""
+    declared = (v.type.tensor_type.elem_type for v in model.proto.graph.value_info if v.name == name)
+    return next(declared, 0)
 
 
 def _floats(model: Model, name: str) -> NDArray[np.float32] | None:

@@ -14,9 +14,12 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto
 
 from diag.errors import PlanError, TableError
+from diag.lint.quantizers import check_quantizers
+from diag.model import shapes
 from diag.model.load import from_proto
 from diag.numerics.blocks import dequantize_blocks, mxfp8_blocks, nvfp4_blocks
 from diag.typed.apply import apply_formats
+from diag.typed.brought import find_quantizers
 
 SPREAD = np.exp(normal(256, seed=5) * 3)
 """Channels of very different size: a block sees what a tensor's scale hides."""
@@ -220,3 +223,11 @@ def test_an_axis_whose_length_the_graph_does_not_say_is_given_one(fmt: str) -> N
     assert onnx.numpy_helper.to_array(shape).tolist() == [0, 0, 256]
     plain = emulated(typed(product(WEIGHT, ("b", "s")), fmt, X), {"x": X.reshape(2, 3, 256)})["y"]
     np.testing.assert_array_equal(emulated(model, {"x": X.reshape(2, 3, 256)})["y"], plain)
+
+
+@pytest.mark.parametrize("fmt", ["int4", "mxfp8", "nvfp4"])
+def test_the_files_pass_the_lint_for_quantizers(fmt: str) -> None:
+    model = from_proto(whole(typed(product(WEIGHT), fmt, X)))
+    found = find_quantizers(model)
+    assert len(found) == {"int4": 1, "mxfp8": 0, "nvfp4": 4}[fmt]
+    assert list(check_quantizers(model, found, shapes.infer(model))) == []

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from diag.errors import TableError
 from diag.numerics.blocks import (
@@ -160,7 +161,7 @@ class _Inserter:
         return self._two_scales(label, codes, scales, tensor_scale, (layer.axis, layer.size), base)
 
     def _dynamic_mxfp8(self, tensor: Any, layer: BlockLayer, label: str, base: str) -> Any:
-        outputs = [gs.Variable(label), gs.Variable(self._surgery.fresh(f"{label}/scale"))]
+        outputs = self._codes_and_scales(label, TensorProto.FLOAT8E4M3FN, TensorProto.UINT8)
         attributes = {"axis": -1, "block_size": layer.size, "output_dtype": ELEM_TYPE["fp8"]}
         self._add("TRT_MXFP8DynamicQuantize", f"quantize/{label}", attributes, [tensor], outputs, TRT_DOMAIN)
         return self._mx_dequantized(label, outputs, -1, layer.size, base)
@@ -173,11 +174,15 @@ class _Inserter:
                 "Calibrate with data that reach it.",
             )
         tensor_scale = self._beside(label, "tensor_scale", np.asarray(step / E4M3.max, np.float32))
-        outputs = [gs.Variable(label), gs.Variable(self._surgery.fresh(f"{label}/scale"))]
+        outputs = self._codes_and_scales(label, TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E4M3FN)
         attributes = {"axis": -1, "block_size": layer.size, "scale_type": ELEM_TYPE["fp8"]}
         inputs = [tensor, tensor_scale]
         self._add("TRT_FP4DynamicQuantize", f"quantize/{label}", attributes, inputs, outputs, TRT_DOMAIN)
         return self._two_scales(label, outputs[0], outputs[1], tensor_scale, (-1, layer.size), base)
+
+    def _codes_and_scales(self, label: str, codes: int, scales: int) -> list[Any]:
+        """Outputs of a quantizer that finds its scales itself, of these element types."""
+        return [gs.Variable(label, codes), gs.Variable(self._surgery.fresh(f"{label}/scale"), scales)]
 
     def _two_scales(
         self, label: str, codes: Any, scales: Any, tensor_scale: Any, cut: tuple[int, int], base: str
