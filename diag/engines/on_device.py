@@ -54,7 +54,7 @@ class DeviceMeters:
                 main.wait_stream(stream)
 
     def bring(self, references: Sequence[Array]) -> None:
-        """Copy the references (any float type, the tensors' shapes) to the device, on the current stream."""
+        """Put the references (any float type, the tensors' shapes) where `start` takes them from."""
         for meter, reference in zip(self._meters, references, strict=True):
             meter.bring(reference)
 
@@ -95,13 +95,13 @@ class _Meter:
 
     def bring(self, reference: Array) -> None:
         np.copyto(self._staged.numpy(), reference, casting="same_kind")
-        self._values[0].copy_(self._staged, non_blocking=True)
 
     def reduce(self) -> None:
         """All sums of the tensor: largest error, largest reference, quietest row, place of the largest error,
         reference times error, error, four of decisions, then squares by channel of reference and error."""
         torch, found, axes = self._torch, self._found, self._axes
         reference, error = self._values[0], self._values[1]
+        reference.copy_(self._staged, non_blocking=True)
         candidate = self._candidate.float()
         torch.sub(candidate, reference, out=error)  # in float32, as the host does it
         norm, flat = torch.linalg.vector_norm, (2, -1)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from diag.engines.emulation import emulate
+from diag.engines.engine_graph import EngineGraph
 from diag.engines.gpu import Gpu, find_gpus
 from diag.engines.latency import Latency, summarise
 from diag.engines.on_device import DeviceMeters
@@ -139,9 +140,11 @@ class TensorRtRunner:
             self._runtime = trt.Runtime(self._logger)
             self._engine = self._loaded(self._runtime.deserialize_cuda_engine(path.read_bytes()), "load")
             self.context = self._loaded(self._engine.create_execution_context(), "prepare")
-            self._stream, self._side = self._torch.cuda.Stream(), self._torch.cuda.Stream()
+            self._stream = self._torch.cuda.Stream()
         self._buffers: dict[str, Any] = {}
         self._meters: DeviceMeters | None = None
+        self._graph: EngineGraph | None = None
+        self._uncapturable = False
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         is_input = {n: self._engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT for n in names}
         self.inputs = tuple(n for n in names if is_input[n])
@@ -169,18 +172,37 @@ class TensorRtRunner:
         Raises EngineError as `run` does, and for an output that is missing or of another shape.
         """
         with self._memory_named():
-            self.bind(feed)
             wanted = [(name, array) for named in references for name, array in named.items()]
+            hosts = self._hosts(feed)
+            graph = self._graph_for(feed, hosts)
             meters = self._meters_of(wanted, kinds)
-            self.enqueue()
-            with self._torch.cuda.stream(self._side):  # the references travel while the engine runs
-                meters.bring([array for _, array in wanted])
-            self._stream.wait_stream(self._side)
             with self._torch.cuda.stream(self._stream):
+                if graph is not None:
+                    graph.run(hosts)
+                else:
+                    self.enqueue()
+                meters.bring([array for _, array in wanted])  # while the engine runs
                 meters.start()
             self._stream.synchronize()
             results = iter(meters.results())
             return [{name: next(results) for name in named} for named in references]
+
+    def _graph_for(self, feed: Feed, hosts: Mapping[str, Any]) -> EngineGraph | None:
+        """The engine's run as a CUDA graph; None, and the batch is bound, where it cannot be captured."""
+        inputs = {name: self._buffers[name] for name in self.inputs if name in self._buffers}
+        if self._graph is not None and self._graph.fits(inputs, hosts):
+            return self._graph
+        self.bind(feed)
+        if self._uncapturable:
+            return None
+        self.enqueue()  # TensorRT must have run on these shapes before a capture
+        self._stream.synchronize()
+        inputs = {name: self._buffers[name] for name in self.inputs}
+        try:
+            self._graph = EngineGraph(self._torch, self._stream, inputs, self.context.execute_async_v3)
+        except RuntimeError:
+            self._graph, self._uncapturable = None, True
+        return self._graph
 
     def _meters_of(
         self, wanted: Sequence[tuple[str, Array]], kinds: Mapping[str, TensorKind]
@@ -198,8 +220,8 @@ class TensorRtRunner:
     def bind(self, feed: Feed) -> None:
         """Bring inputs to the device and make room for the outputs; `enqueue` runs on them."""
         with self._torch.cuda.stream(self._stream):
-            for name in self.inputs:
-                self._bind_input(name, feed)
+            for name, host in self._hosts(feed).items():
+                self._bind_input(name, host)
             for name in self.outputs:
                 shape = tuple(self.context.get_tensor_shape(name))
                 if -1 in shape:
@@ -252,15 +274,21 @@ class TensorRtRunner:
 
     def close(self) -> None:
         """Give back the device's memory."""
-        self._meters = None
+        self._meters = self._graph = None
         self._buffers.clear()
         for name in ("context", "_engine", "_runtime"):  # in this order: each needs the next
             self.__dict__.pop(name, None)
 
-    def _bind_input(self, name: str, feed: Feed) -> None:
-        if name not in feed:
-            raise EngineError(f"the engine's input {name!r} is not fed", "Was it built from another model?")
-        host = _to_torch(self._torch, feed[name]).to(self._dtype(name))
+    def _hosts(self, feed: Feed) -> dict[str, Any]:
+        """The engine's inputs as host tensors of its own types."""
+        for name in self.inputs:
+            if name not in feed:
+                raise EngineError(
+                    f"the engine's input {name!r} is not fed", "Was it built from another model?"
+                )
+        return {name: _to_torch(self._torch, feed[name]).to(self._dtype(name)) for name in self.inputs}
+
+    def _bind_input(self, name: str, host: Any) -> None:
         shape = tuple(host.shape)
         if not self.context.set_input_shape(name, shape):
             raise EngineError(f"input {name!r} of shape {shape} does not fit {self._allowed(name)}")
