@@ -11,12 +11,12 @@ from diag.drift.stats import Stats
 from diag.drift.stats_file import read_stats
 from diag.errors import StatsError, UsageError
 
-_READERS = 2
+_READERS = 4
 _Identity = tuple[int, float, bytes]
 
 
 def merge_files(paths: Iterable[str | Path]) -> Stats:
-    """The sum of one or more files, read two at a time; memory does not grow with their number.
+    """The sum of one or more files, read a few at a time; memory does not grow with their number.
 
     Raises StatsError when one is damaged, does not belong to the others, or is given twice; UsageError when
     there is none.
