@@ -63,7 +63,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--model", type=Path, help="another MiniLM file than the packaged one")
     parser.add_argument("--data", type=Path, help="folder of its batches")
-    parser.add_argument("--batches", type=int, default=8, help="of 8 sentences each, in a turn of `speed`")
+    parser.add_argument("--batches", type=int, default=16, help="of 8 sentences each, in a turn of `speed`")
     parser.add_argument("--requests", type=int, default=10_000, help="of `memory`")
     parser.add_argument("--calls", type=int, default=300, help="in a turn of `profiler`")
     parser.add_argument("--rate", type=float, default=0.01, help="of `profiler`")
@@ -161,16 +161,22 @@ def _speed(args: argparse.Namespace) -> Found:
     feeds = open_feeds(str(data), model.inputs, args.batches)
     tensors = scaled_by_table(model, watched_tensors(model, table.tensors), table)
     like = empty_stats(model.sha256, None, tensors)
-    watcher = Watcher(model, [tensor.name for tensor in tensors])
+    names = [tensor.name for tensor in tensors]
+
+    def bare() -> None:
+        watcher = Watcher(model, names)  # what is counted makes a session too
+        for batch in feeds:
+            watcher.run(batch)
+
     found = _ratios(
         args.turns,
         {
-            "bare": lambda: [watcher.run(batch) for batch in feeds],
+            "bare": bare,
             "profile": lambda: profile(model, like, feeds, False, None, Silent()),
         },
     )
     found |= {f"{k}_ratio": found[f"profile_{k}_s"] / found[f"bare_{k}_s"] for k in ("wall", "cpu")}
-    elements = sum(array.size for array in watcher.run(feeds.first()).values())
+    elements = sum(array.size for array in Watcher(model, names).run(feeds.first()).values())
     return {**found, "tensors": len(tensors), "elements_a_batch": elements, "batches": args.batches}
 
 
