@@ -144,6 +144,11 @@ class _Reading:
     def _take_range(self, tensor: str, quantizer: Quantizer, fmt: str) -> None:
         scale, zero_point = quantizer.scale, quantizer.zero_point
         assert scale is not None and zero_point is not None
+        if not _usable(scale):
+            self._cannot(
+                "activations with a scale that is not positive and finite, which the table lacks", tensor
+            )
+            return
         limit = float(scale.max()) * FORMATS[fmt].max
         if scale.size > 1:
             self._cannot("activations by channel, of which the table takes the widest", tensor)
@@ -174,6 +179,9 @@ class _Reading:
         if not quantizer.symmetric or quantizer.block_size or not along:
             self._cannot("layers whose weights are not quantized symmetrically by output channel", layer.id)
             return None
+        if not _usable(quantizer.scale):
+            self._cannot("layers whose weights have a scale that is not positive and finite", layer.id)
+            return None
         others = tuple(i for i in range(rank) if i != axis)
         absmax = np.abs(operand.weight.astype(np.float64)).max(axis=others)
         steps = np.broadcast_to(quantizer.scale.reshape(-1).astype(np.float64), absmax.shape)
@@ -193,6 +201,10 @@ class _Reading:
         return tuple(
             f"{what}: {len(names)}, first {next(iter(names))}" for what, names in self.trouble.items()
         )
+
+
+def _usable(scale: NDArray[np.float32]) -> bool:
+    return bool((np.isfinite(scale) & (scale > 0)).all())
 
 
 def _steps(quantizer: Quantizer) -> float | None:

@@ -256,3 +256,27 @@ def test_options_that_mean_nothing_here(trtdiag, tmp_path):
     ended = trtdiag("inspect", SAMPLES / "modelopt_mlp_int8.onnx", "--format", "int8")
     assert ended.code == 2
     assert "is read as it is" in ended.err
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.1, np.nan, np.inf])
+@pytest.mark.parametrize("of", ["activation", "weight"])
+def test_scales_that_are_none(trtdiag, tmp_path, of, scale):
+    """The report names them, the table leaves them out, and nothing is converted with them in silence."""
+    steps = {"activation": np.float32(0.1), "weight": np.full(4, 0.1, np.float32)}
+    steps[of] = (steps[of] * 0 + np.float32(scale)).astype(np.float32)
+    nodes = [QUANTIZED]
+    nodes.append(helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"))
+    nodes.append(helper.make_node("QuantizeLinear", ["w", "ws", "wz"], ["wq"], "wq", axis=1))
+    nodes.append(helper.make_node("DequantizeLinear", ["wq", "ws", "wz"], ["wd"], "wd", axis=1))
+    nodes.append(helper.make_node("MatMul", ["d", "wd"], ["y"], "layer"))
+    values = {"w": np.eye(3, 4, dtype=np.float32), "wz": np.zeros(4, np.int8), "z": np.int8(0)}
+    values |= {"s": steps["activation"], "ws": steps["weight"]}
+    report = apart(trtdiag, build(tmp_path / "m.onnx", nodes, values, [2, 3]), tmp_path / "o")
+    assert any("not positive and finite" in title for title in unsaid(report))
+    errors = [f["layers"] for f in report["findings"] if f["severity"] == "error"]
+    assert errors == [["d" if of == "activation" else "wd"]]
+    if of == "activation":
+        words = ("--plan", tmp_path / "o" / "plan.yaml", "--calibration", tmp_path / "o" / "table.json")
+        ended = trtdiag("convert", tmp_path / "o" / "fp32.onnx", *words, "--out", tmp_path / "typed.onnx")
+        assert ended.code == 2
+        assert "'x'" in ended.err
