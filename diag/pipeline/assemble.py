@@ -142,7 +142,7 @@ def _run_info(job: Job, comparison: Comparison, reference: ReferenceTrust) -> Ru
         command=job.settings.command,
         engine=f"emulation by ONNX Runtime {ort_engine.version()}",
         versions=versions,
-        flags=_flags(job.planned),
+        flags=_flags(job.planned) | _plan_notes(job),
         data=job.feeds.label,
         random_data=job.feeds.random,
         calibration=job.calibration,
@@ -154,6 +154,11 @@ def _run_info(job: Job, comparison: Comparison, reference: ReferenceTrust) -> Ru
         started=job.clock.started.isoformat(timespec="seconds"),
         reference=reference,
     )
+
+
+def _plan_notes(job: Job) -> dict[str, str]:
+    """What the typed model says of itself: layers that a format is not for, nodes that were added."""
+    return {"plan notes": "; ".join(job.typed.notes)} if job.typed.notes else {}
 
 
 def verdict(report: Report, threshold_db: float) -> str:

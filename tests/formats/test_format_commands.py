@@ -74,6 +74,8 @@ def test_compare_measures_every_format(
     code, said, _ = trtdiag(*words, "--quiet")
     report = json.loads(said)
     assert code == 0
+    said_of_it = {"tf32": "ONNX has no such type", "mxfp8": "domain trt", "nvfp4": "domain trt"}
+    assert said_of_it.get(fmt, "") in report["run"]["flags"].get("plan notes", "")
     lowered = {layer["name"] for layer in report["layers"] if layer["format"] == fmt}
     assert lowered
     assert any(layer["local"] for layer in report["layers"] if layer["name"] in lowered)
