@@ -1,4 +1,4 @@
-"""Engine defects that others reported, matched by version, GPU, format and structure (known_issues.yaml)."""
+"""Known engine defects, matched by version, GPU, format and structure (known_issues.yaml)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class KnownIssue(_Rule):
     """One reported defect."""
 
     id: str
-    source: str = Field(pattern=r"^[\w.-]+/[\w.-]+#\d+$")
+    source: str = Field(pattern=r"^([\w.-]+/[\w.-]+#\d+|docs/measurements/[\w.-]+)$")
+    """Who reported it: a repository's issue, or a measurement of this project's."""
     also: tuple[str, ...] = ()
     versions: tuple[Versions, ...] = Field(min_length=1)
     compute_capabilities: frozenset[str] = frozenset()
@@ -140,7 +141,7 @@ def _structure(pattern: Pattern, kernels: Sequence[Kernel], model: Model | None)
     layers: list[str] = []
     if pattern.kernel:
         wanted = re.compile(pattern.kernel)
-        hits = [k for k in kernels if wanted.search(k.name) or wanted.search(k.tactic)]
+        hits = [k for k in kernels if wanted.search(f"{k.name} {k.tactic}")]
         if not hits:
             return None
         layers += hits[0].nodes

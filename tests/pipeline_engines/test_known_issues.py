@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -144,6 +146,12 @@ CASES = {
         "11.0",
         kernel("q/MatMul+k/MatMul+v/MatMul_myl0_3"),
     ),
+    "merged-int8-projections-over-fp16": (
+        None,
+        "10.6.0",
+        "9.0",
+        replace(kernel("/q/MatMul+/k/MatMul+/v/MatMul_myl0_3"), tactic="sm90_xmma_gemm_i8i8_i8i32_f32_tn_n"),
+    ),
 }
 PLAIN = graph([node("Relu", "x", "y")])
 
@@ -185,13 +193,18 @@ def test_it_does_not_fit_another_structure(name):
 @pytest.mark.parametrize("name", [i.id for i in known_issues() if i.compute_capabilities])
 def test_it_does_not_fit_another_gpu(name):
     model, version, _, *kernels = CASES[name]
-    assert matched(name, model, version, "9.0", *kernels) is None
+    assert matched(name, model, version, "5.0", *kernels) is None
 
 
 @pytest.mark.parametrize("name", [i.id for i in known_issues() if i.formats])
 def test_it_does_not_fit_another_format(name):
     model, version, capability, *kernels = CASES[name]
     assert matched(name, model, version, capability, *(kernel(k.name, "fp32") for k in kernels)) is None
+
+
+def test_merged_projections_that_write_fp16_are_no_fault():
+    merged = replace(kernel("/q/MatMul+/k/MatMul+/v/MatMul_myl0_3"), tactic="sm90_xmma_gemm_i8f16_i8i32_f32")
+    assert matched("merged-int8-projections-over-fp16", None, "10.6.0", "9.0", merged) is None
 
 
 def test_equal_cumsums_are_no_fault():
