@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from diag.lint.hazard import QDQ, Hazard, hazards
 from diag.model.graph import Model
 from diag.plan.layers import index_layers
-from diag.typed.brought import DEQUANTIZE, QUANTIZE, Quantizer, quantizer_of
+from diag.typed.brought import DEQUANTIZE, QUANTIZE, Quantizer, quantizer_of, same_steps
 from diag.typed.operands import LINEAR_OPS
 
 _IN_ONE_KERNEL = frozenset({"Add", "BatchNormalization", "Relu", "Identity"})
@@ -112,7 +110,7 @@ def _double(
         if quantizer.kind == "stored":
             continue
         before = quantizer_of(model, by_output, quantizer.source)
-        if before is not None and not _same_steps(before, quantizer):
+        if before is not None and not same_steps(before, quantizer):
             found.append(quantizer.layer)
     yield from hazards(
         ("double-quantization", QDQ, "warning"),
@@ -121,14 +119,6 @@ def _double(
         f"{found[0] if found else ''}",
         "Take one of the two quantizers out.",
     )
-
-
-def _same_steps(first: Quantizer, second: Quantizer) -> bool:
-    if first.code_type != second.code_type or first.scale is None or second.scale is None:
-        return False
-    if first.zero_point is None or second.zero_point is None:
-        return False
-    return np.array_equal(first.scale, second.scale) and np.array_equal(first.zero_point, second.zero_point)
 
 
 def _index_paths(model: Model, floats: frozenset[str]) -> Iterator[Hazard]:

@@ -20,13 +20,13 @@ from diag.numerics.formats import FORMATS, symmetric_scale
 from diag.plan.layers import FloatLayers, float_layers
 from diag.plan.schema import Plan, pin_for, plan_for_format
 from diag.typed.apply import operands_of, own_format
-from diag.typed.brought import DEQUANTIZE, QUANTIZE, Quantizer, quantizer_of
+from diag.typed.brought import DEQUANTIZE, QUANTIZE, Quantizer, quantizer_of, same_steps
 from diag.typed.operands import LINEAR_OPS, Operand
 from diag.typed.raise_floats import raise_floats
 from diag.typed.strip import Stripped, strip_quantizers
 from diag.typed.types import complete
 
-_SAID = frozenset({"int8", "fp8"})
+_SAID: frozenset[str | None] = frozenset({"int8", "fp8"})
 """Formats that a plan says as Q/DQ models do: both operands quantized."""
 
 
@@ -61,22 +61,36 @@ class Foreign:
 def take_apart(model: Model, quantizers: Sequence[Quantizer]) -> Foreign:
     """Turn the quantizers of `model` into a plan and ranges. Raises ModelError when that cannot be."""
     given = complete(shapes.infer(model), model)
-    stripped = strip_quantizers(model, quantizers)
     base = _base(model, given)
-    if base != "fp32":
-        raise_floats(stripped.proto, stripped.weights, given)
-    below = Model(model.path, stripped.proto, stripped.weights, "")
-    types = complete(shapes.infer(below), below)
-    floats = float_layers(below, types)
+    _, below, types = _float_model(model, given, quantizers, base, ())
     reading = _Reading(model, {q.output: q for q in quantizers})
-    for layer in (name for name in floats.ids if name in model.layer_by_id):
-        reading.take(model.layer_by_id[layer], below.layer_by_id[layer])
-    reading.note_outputs()
+    for layer in float_layers(below, types).ids:
+        if layer in model.layer_by_id:
+            reading.take(model.layer_by_id[layer])
+    stripped, below, types = _float_model(model, given, quantizers, base, reading.carried())
+    floats = float_layers(below, types)
+    for layer in (name for name in floats.ids if name in reading.formats):
+        reading.take_ranges(below.layer_by_id[layer])
     weights = [o for o in operands_of(below, reading.formats, types) if o.weight is not None]
     ratios = {o.tensor: r for o in weights if (r := reading.weight_ratio(o)) is not None}
-    own = {x.id: own_format(x, given) for x in model.layers}
+    own = {x.id: own_format(x, given) for x in model.layers if x.op_type != DEQUANTIZE}
     plan = _plan(reading.formats, floats, own, base)
     return Foreign(model, stripped, below, reading.formats, plan, reading.ranges, ratios, reading.unsaid())
+
+
+def _float_model(
+    model: Model,
+    types: Mapping[str, TensorInfo],
+    quantizers: Sequence[Quantizer],
+    base: str,
+    carried: Sequence[str],
+) -> tuple[Stripped, Model, dict[str, TensorInfo]]:
+    """The FP32 model underneath, and the types of its tensors; `types` are those of the model as given."""
+    stripped = strip_quantizers(model, quantizers, carried)
+    if base != "fp32":
+        raise_floats(stripped.proto, stripped.weights, types)
+    below = Model(model.path, stripped.proto, stripped.weights, "")
+    return stripped, below, complete(shapes.infer(below), below)
 
 
 def _base(model: Model, types: Mapping[str, TensorInfo]) -> str:
@@ -111,26 +125,47 @@ class _Reading:
     trouble: dict[str, dict[str, None]] = field(default_factory=dict)
     """Names of layers and tensors by what a plan cannot say of them."""
 
-    def take(self, layer: Layer, below: Layer) -> None:
-        """Take in one layer; `below` is the same in the float model."""
-        operands = list(self._operands(layer))
-        found = {index: quantizer_of(self.model, self.by_output, layer.inputs[index]) for index in operands}
-        formats = {q.format if q is not None else None for q in found.values()}
-        if formats == {None} or not formats:
-            if any(found.values()):
-                self._cannot("layers in a type that no plan has, which keep their values", layer.id)
-            return
-        fmt = formats.pop()
-        if formats or fmt not in _SAID:
+    def take(self, layer: Layer) -> None:
+        """The format of one layer: that of its quantizers, when each operand has one."""
+        found = [quantizer_of(self.model, self.by_output, layer.inputs[i]) for i in self._operands(layer)]
+        formats = {q.format if q is not None else None for q in found}
+        if len(formats) == 1 and formats <= _SAID:
+            self.formats[layer.id] = str(formats.pop())
+        elif any(q is not None and q.kind != "stored" and not _carriable(q) for q in found):
             self._cannot(
                 "layers with only some of their inputs quantized, or in types that no plan has", layer.id
             )
+        elif any(q is not None and q.kind == "stored" for q in found):
+            self._cannot("layers with quantized weights alone, which stay as float values", layer.id)
+
+    def carried(self) -> tuple[str, ...]:
+        """Dequantized tensors that not only quantized layers read: an Identity of their own carries them."""
+        found = [
+            name
+            for name, quantizer in self.by_output.items()
+            if _carriable(quantizer) and (name in self.model.outputs or self._is_read_plainly(quantizer))
+        ]
+        self.formats |= {self.by_output[name].layer: str(self.by_output[name].format) for name in found}
+        return tuple(found)
+
+    def _is_read_plainly(self, quantizer: Quantizer) -> bool:
+        readers = [x for x in self.model.consumers.get(quantizer.output, ()) if x.id not in self.formats]
+        again = [q for q in self.by_output.values() if q.source == quantizer.output]
+        if any(not same_steps(quantizer, q) for q in again):
+            return True
+        return any(reader.op_type != QUANTIZE for reader in readers)
+
+    def take_ranges(self, layer: Layer) -> None:
+        """The ranges of one quantized layer of the float model."""
+        given = self.model.layer_by_id[layer.id]
+        fmt = self.formats[layer.id]
+        if given.op_type == DEQUANTIZE:
+            self._take_range(layer.inputs[0], self.by_output[given.outputs[0]], fmt)
             return
-        self.formats[layer.id] = str(fmt)
-        for index, quantizer in found.items():
-            assert quantizer is not None
-            if quantizer.kind == "activation":
-                self._take_range(below.inputs[index], quantizer, str(fmt))
+        for index in self._operands(given):
+            quantizer = quantizer_of(self.model, self.by_output, given.inputs[index])
+            if quantizer is not None and quantizer.kind == "activation":
+                self._take_range(layer.inputs[index], quantizer, fmt)
 
     def _operands(self, layer: Layer) -> Iterator[int]:
         """Inputs that a quantized layer has a quantizer on."""
@@ -160,12 +195,6 @@ class _Reading:
         if known != limit:
             self._cannot("tensors read with two scales, of which the table takes the wider", tensor)
             self.ranges[tensor] = max(known, limit)
-
-    def note_outputs(self) -> None:
-        """Quantizers whose values leave the model, where no layer reads them."""
-        for name in self.model.outputs:
-            if name in self.by_output:
-                self._cannot("outputs that are quantized as they leave the model", name)
 
     def weight_ratio(self, operand: Operand) -> NDArray[np.float64] | None:
         """Steps of a weight's channels over min-max; None when they are min-max."""
@@ -201,6 +230,11 @@ class _Reading:
         return tuple(
             f"{what}: {len(names)}, first {next(iter(names))}" for what, names in self.trouble.items()
         )
+
+
+def _carriable(quantizer: Quantizer) -> bool:
+    """Whether a quantized Identity does what the quantizer does."""
+    return quantizer.kind == "activation" and quantizer.format in _SAID
 
 
 def _usable(scale: NDArray[np.float32]) -> bool:

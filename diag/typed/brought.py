@@ -114,6 +114,15 @@ def quantizer_of(model: Model, by_output: Mapping[str, Quantizer], name: str) ->
     return by_output[name]
 
 
+def same_steps(first: Quantizer, second: Quantizer) -> bool:
+    """Whether what comes out of the first is left as it is by the second."""
+    if first.code_type != second.code_type or first.scale is None or second.scale is None:
+        return False
+    if first.zero_point is None or second.zero_point is None:
+        return False
+    return np.array_equal(first.scale, second.scale) and np.array_equal(first.zero_point, second.zero_point)
+
+
 def _found(model: Model) -> Iterator[Quantizer]:
     for layer in model.layers:
         if layer.op_type != DEQUANTIZE:

@@ -8,7 +8,7 @@ does its work, a Relu stands again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,9 +38,14 @@ class Stripped:
     """Nodes that stand for zero points which cut off negative values."""
 
 
-def strip_quantizers(model: Model, quantizers: Sequence[Quantizer]) -> Stripped:
-    """Take every quantizer out. Raises ModelError when one cannot be: its codes are used by other operators,
-    its scale is computed, or it stands in the body of an If, Loop or Scan.
+def strip_quantizers(
+    model: Model, quantizers: Sequence[Quantizer], carried: Collection[str] = ()
+) -> Stripped:
+    """Take every quantizer out. Where the dequantized tensor is among `carried`, an Identity of the
+    DequantizeLinear's name stays in its place: a layer that a plan can quantize.
+
+    Raises ModelError when a quantizer cannot be taken out: its codes are used by other operators, its scale
+    is computed, or it stands in the body of an If, Loop or Scan.
     """
     _refuse(model, quantizers)
     proto = ModelProto()
@@ -51,10 +56,14 @@ def strip_quantizers(model: Model, quantizers: Sequence[Quantizer]) -> Stripped:
             _store(proto, weights, quantizer.output, _values(model, quantizer))
     sources = {q.output: q.source for q in quantizers if q.kind != "stored"}
     relus = _put_back_relus(model, quantizers, sources)
+    carriers = {name: sources.pop(name) for name in carried}
     kept = []
     for node in proto.graph.node:
         if node.op_type not in (QUANTIZE, DEQUANTIZE):
             kept.append(node)
+        elif node.output[0] in carriers:
+            source = _end(carriers[node.output[0]], sources)
+            kept.append(onnx.helper.make_node("Identity", [source], [node.output[0]], node.name))
         kept += [relus[name] for name in node.output if name in relus]
     names = {output: _end(output, sources) for output in sources}
     aliases = _rename_outputs(proto, names, kept)
