@@ -33,7 +33,8 @@ def _text(demo: Demo) -> RenderableType:
     pages = [f"{folder}/report.html" for folder in demo.folders]
     parts: list[RenderableType] = [summary(demo.quantized, stdout_console().width, pages[:1])]
     found = demo.pinned
-    if found.report is not None:
-        parts += ["", f"Which layers must stay out of INT8 ({pages[1]}):", found.verdict, found.proof]
-        parts += [f"  {pin}" for pin in found.search.pins]
+    if found.report is None:
+        return Group(*parts, "", found.verdict)
+    parts += ["", f"Which layers must stay out of INT8 ({pages[1]}):", found.verdict, found.proof]
+    parts += [f"  {pin}" for pin in found.search.pins]
     return Group(*parts)
