@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from diag.errors import EngineError
+from diag.model.external import PACKED
 
 Array = NDArray[Any]
 
@@ -44,8 +45,11 @@ class Session:
         options = ort.SessionOptions()
         options.graph_optimization_level = HIGHEST if optimised else LOWEST
         options.log_severity_level = _FATAL_ONLY
+        # Otherwise optimisation makes one node of INT4 weights and MatMul that quantizes the activation too.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         _settle(options, threads)
-        stubs = [t for t in proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+        proto = _with_packed(proto, weights)
+        stubs = [t for t in proto.graph.initializer if _is_stub(t)]
         # ONNX Runtime copies the values while it makes the session, so they need not be kept afterwards.
         values = [_ort_value(weights[t.name], t.data_type) for t in stubs]
         if stubs:
@@ -115,6 +119,23 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _with_packed(proto: ModelProto, weights: Mapping[str, Array]) -> ModelProto:
+    """The model with its 4-bit values inside: ONNX packs two in a byte, and arrays hold one."""
+    packed = {t.name for t in proto.graph.initializer if _is_stub(t) and t.data_type in PACKED}
+    if not packed:
+        return proto
+    whole = ModelProto()
+    whole.CopyFrom(proto)
+    for tensor in whole.graph.initializer:
+        if tensor.name in packed:
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(weights[tensor.name]), tensor.name))
+    return whole
+
+
+def _is_stub(tensor: TensorProto) -> bool:
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
 def _ort_value(array: Array, elem_type: int) -> Any:

@@ -17,9 +17,11 @@ from diag.errors import ModelError
 from diag.model.graph import subgraphs
 
 _PACKED_BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
-_PACKED = {
+PACKED = {
     getattr(TensorProto, name): bits for name, bits in _PACKED_BITS.items() if hasattr(TensorProto, name)
 }
+
+"""Element types of which several lie in a byte, and their bits."""
 
 
 def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
@@ -95,8 +97,8 @@ def tensor_nbytes(tensor: TensorProto) -> int:
     if any(size < 0 for size in tensor.dims):
         raise _damaged(f"tensor {tensor.name!r} has the negative shape {tuple(tensor.dims)}")
     count = math.prod(tensor.dims)
-    if tensor.data_type in _PACKED:
-        return -(-count * _PACKED[tensor.data_type] // 8)
+    if tensor.data_type in PACKED:
+        return -(-count * PACKED[tensor.data_type] // 8)
     try:
         return count * int(tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except KeyError as error:
@@ -168,7 +170,7 @@ def as_array(tensor: TensorProto, data: mmap, offset: int, length: int) -> NDArr
     """
     if length != tensor_nbytes(tensor) or tensor.data_type == TensorProto.STRING:
         raise _misfit(tensor, length)
-    if tensor.data_type in _PACKED:
+    if tensor.data_type in PACKED:
         loaded = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
         loaded.raw_data = data[offset : offset + length]
         return onnx.numpy_helper.to_array(loaded)
