@@ -107,6 +107,12 @@ def refuse_settings(planned: Planned, settings: CompareSettings) -> None:
         for name, info in model.outputs.items()
         if name in model.value_dependent and (info.is_float or not info.elem_type)
     ]
+    drift = next((threshold for threshold in settings.fail_under if threshold.of_drift), None)
+    if drift is not None:
+        raise UsageError(
+            f"threshold {str(drift)!r} speaks of drift, which is not measured here",
+            "Give it to trtdiag gate, with a report of trtdiag drift.",
+        )
     require_outputs(settings.fail_under, outputs)
     if settings.calibration is not None:
         read_scales(planned, settings.calibration)

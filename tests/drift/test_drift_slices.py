@@ -138,3 +138,9 @@ def test_cost_is_measured_beside_drift(folder: Path, first: str) -> None:
     assert report.drift.costs_agree is not None
     assert report.drift.costs_sentence
     assert json.loads((out / "report.json").read_text())["findings"][0]["layers"]
+
+
+def test_thresholds_on_drift_are_no_thresholds_on_outputs(folder: Path) -> None:
+    words = ["compare", folder / "model.onnx", "--format", "int8", "--data", folder / "calib"]
+    assert run(*words, "--fail-under", "sqnr_loss_db<=3", "--out", folder / "never") == 2
+    assert not (folder / "never" / "report.json").exists()
