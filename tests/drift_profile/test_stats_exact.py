@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from diag.drift.accumulate import count_batch, requests_of
+from diag.drift.bins import BINS, EDGES
 from diag.drift.merge import merge
 from diag.drift.merge_files import merge_files
 from diag.drift.stats import SAMPLED, WORST, Stats, Tensor, empty_stats
 from diag.drift.stats_file import read_stats, stats_bytes, write_stats
 from diag.errors import StatsError, UsageError
+from diag.numerics.exact import ExactSums
 
 TENSORS = (
     Tensor("x", "input", 2.0, "table"),
@@ -188,3 +190,25 @@ def test_channels_add_up(tmp_path):
     wide = x.astype(np.float64)
     np.testing.assert_allclose(found.sums.floats(), [*wide.sum(axis=0), *(wide**2).sum(axis=0)], rtol=1e-12)
     assert found.elements == 12
+
+
+@pytest.mark.parametrize("deviation", [16, 32])
+def test_a_file_of_500_tensors_stays_small(deviation):
+    """500 tensors whose values fill the range, each counted 10^8 times."""
+    tensors = tuple(Tensor(f"/layers.{i}/MatMul_output_0", "activation", 5.0, "table") for i in range(500))
+    random = np.random.default_rng(0)
+    middle = (EDGES[1:] + EDGES[:-1]) / 2
+    shares = np.exp(-((middle / deviation) ** 2) / 2) * np.diff(EDGES)
+    counts = random.poisson(5e7 * shares / shares.sum(), (500, 2, BINS))
+    keys = np.arange(64, dtype=np.uint64)
+    stats = dataclasses.replace(
+        empty_stats("a" * 64, None, tensors),
+        counts=counts,
+        sample_keys=keys,
+        sample=random.normal(size=(500, 64, 3)).astype(np.float32),
+        worst_keys=random.integers(0, 64, (500, 8)).astype(np.uint64),
+        worst=random.random((500, 8)).astype(np.float32),
+        moments=ExactSums.of(random.lognormal(20, 3, (500 * 2 * 14, 5))),
+        labels={key: f"production/{key:06d}.npz" for key in range(64)},
+    )
+    assert len(stats_bytes(stats)) < 2e6
