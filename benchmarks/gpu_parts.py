@@ -186,7 +186,7 @@ def _typed(bench: Bench, variant: Variant, found: Found) -> tuple[Planned, Path,
     table, _ = calibrate(planned, calibration, None, Silent())
     typed = planned.apply(table)
     onnx = bench.work / f"{variant.name}.onnx"
-    save_model(typed.proto, typed.weights, onnx)
+    save_model(typed.for_engines, typed.weights, onnx)
     found["formats"] = dict(typed.formats)
     if bench.reference is None:
         bench.reference = Remembering(OnnxRuntimeRunner(planned.model))

@@ -30,12 +30,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from diag.engines.emulation import emulate
 from diag.engines.onnxruntime import Array, Session
 from diag.feeds import Feeds, open_feeds
-from diag.model.graph import Model
+from diag.model.graph import LINEAR_OPS, Model
 from diag.model.save import save_model
 from diag.pipeline.prepare import Planned, plan_on, read_scales
 from diag.plan.schema import Pin, Plan, plan_for_format, write_plan
 from diag.typed.apply import TypedModel
-from diag.typed.operands import LINEAR_OPS
 
 _ATTENTION = ("qk_matmul", "pv_matmul")
 _LEAST_PRODUCT = 2.0**-12

@@ -26,10 +26,10 @@ from diag.calibration.samples import CalibrationFeeds, split
 from diag.calibration.table import BEST, CalibrationTable, TensorRange
 from diag.engines.onnxruntime import Session
 from diag.errors import TableError
-from diag.model.graph import Model
+from diag.model.graph import LINEAR_OPS, Model
 from diag.numerics.calibrate import METHODS, int8_error
 from diag.progress import Progress
-from diag.typed.operands import LINEAR_OPS, Operand
+from diag.typed.operands import Operand
 
 Array = NDArray[Any]
 Limits = Mapping[str, Mapping[str, float]]

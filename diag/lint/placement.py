@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from diag.lint.hazard import QDQ, Hazard, hazards
-from diag.model.graph import Model
+from diag.model.graph import LINEAR_OPS, Model
 from diag.plan.layers import index_layers
 from diag.typed.brought import DEQUANTIZE, QUANTIZE, Quantizer, quantizer_of, same_steps
-from diag.typed.operands import LINEAR_OPS
 
 _IN_ONE_KERNEL = frozenset({"Add", "BatchNormalization", "Relu", "Identity"})
 """What may stand between a linear layer and the residual Add that its kernel takes in."""

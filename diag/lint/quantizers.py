@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.lint.hazard import QDQ, Hazard, hazards
-from diag.model.graph import Layer, Model, TensorInfo
+from diag.model.graph import LINEAR_OPS, Layer, Model, TensorInfo
 from diag.typed.brought import Quantizer
-from diag.typed.operands import LINEAR_OPS, weight_axis
+from diag.typed.operands import weight_axis
 
 _TINY = np.finfo(np.float32).tiny
 _CODES = frozenset({"INT8", "UINT8", "INT4", "FLOAT8E4M3FN", "FLOAT4E2M1"})

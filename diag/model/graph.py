@@ -18,6 +18,9 @@ FLOAT_TYPES = frozenset(
     {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 )  # types whose values a precision plan may lower
 
+LINEAR_OPS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
+"""Operators whose operands a format for operands (int8, fp8, tf32) means as a default."""
+
 SHAPE_OF_VALUES = frozenset({"Shape", "Size"})  # their outputs depend on shapes, not on values
 
 

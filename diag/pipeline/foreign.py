@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diag.calibration.cache_table import imported_table
 from diag.calibration.table import CalibrationTable
 from diag.model import shapes
-from diag.model.graph import Layer, Model, TensorInfo
+from diag.model.graph import LINEAR_OPS, Layer, Model, TensorInfo
 from diag.model.load import load_model
 from diag.model.save import save_model
 from diag.numerics.formats import FORMATS, symmetric_scale
@@ -21,7 +21,7 @@ from diag.plan.layers import FloatLayers, float_layers
 from diag.plan.schema import Plan, pin_for, plan_for_format
 from diag.typed.apply import operands_of, own_format
 from diag.typed.brought import DEQUANTIZE, QUANTIZE, Quantizer, quantizer_of, same_steps
-from diag.typed.operands import LINEAR_OPS, Operand
+from diag.typed.operands import Operand
 from diag.typed.raise_floats import raise_floats
 from diag.typed.strip import Stripped, strip_quantizers
 from diag.typed.types import complete

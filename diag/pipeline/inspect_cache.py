@@ -13,9 +13,8 @@ import numpy as np
 from diag.calibration.cache_names import CacheNames, match_names
 from diag.calibration.scale_rules import scale_rules
 from diag.engines.scale_cache import ScaleCache, read_scale_cache
-from diag.model.graph import Model
+from diag.model.graph import LINEAR_OPS, Model
 from diag.report.schema import Finding, Mend
-from diag.typed.operands import LINEAR_OPS
 
 KIND = "scale-stale-or-missing"
 

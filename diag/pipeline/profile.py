@@ -17,11 +17,10 @@ from diag.errors import StatsError, UsageError
 from diag.feeds import Feeds, open_feeds
 from diag.files import output_file
 from diag.model import shapes
-from diag.model.graph import Model
+from diag.model.graph import LINEAR_OPS, Model
 from diag.model.load import load_model
 from diag.progress import Progress
 from diag.typed.apply import operands_of
-from diag.typed.operands import LINEAR_OPS
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from diag.errors import ModelError, UsageError
 from diag.feeds.source import Batch
 from diag.files import output_file
 from diag.model import shapes
-from diag.model.graph import Model
+from diag.model.graph import LINEAR_OPS, Model
 from diag.model.load import load_model
 from diag.model.save import save_model
 from diag.pipeline.prepare import choose_plan, new_table, plan_on, read_scales
@@ -32,7 +32,7 @@ from diag.plan.schema import read_plan
 from diag.progress import Progress
 from diag.typed.apply import TypedModel, operands_of
 from diag.typed.blocks import BlockLayer
-from diag.typed.operands import LINEAR_OPS, Operand
+from diag.typed.operands import Operand
 from diag.typed.types import complete
 
 ALL = "all"

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from diag.model.graph import Layer, Model, TensorInfo
+from diag.model.graph import LINEAR_OPS, Layer, Model, TensorInfo
 from diag.model.shapes import infer
-
-OPERAND_OPS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
-"""The operators whose operands an operand format (int8, fp8, tf32) means as a default."""
 
 BLOCK_OPS = frozenset({"MatMul", "Gemm"})
 """Those of them whose weights can have a scale for each block (int4, mxfp8, nvfp4)."""
@@ -71,7 +68,7 @@ def float_layers(model: Model, tensors: Mapping[str, TensorInfo] | None = None) 
     floats = float_tensors(model, infer(model) if tensors is None else tensors)
     index = index_layers(model, floats)
     found = [layer for layer in model.layers if layer.id not in index and _lowerable(model, layer, floats)]
-    operand = [layer for layer in found if layer.op_type in OPERAND_OPS and not layer.domain]
+    operand = [layer for layer in found if layer.op_type in LINEAR_OPS and not layer.domain]
     weighted = [layer for layer in operand if _constant_operand(model, layer)]
     return FloatLayers(
         tuple(layer.id for layer in found),

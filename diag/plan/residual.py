@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from diag.model.fusion import fused_source
-from diag.model.graph import Layer, Model
-from diag.plan.layers import OPERAND_OPS
+from diag.model.graph import LINEAR_OPS, Layer, Model
 
 ACTIVATION_FORMATS = frozenset({"int8", "fp8"})
 """Formats in which activations are quantized."""
@@ -49,7 +48,7 @@ def residual_adds(
             continue
         activations = {name for name in layer.inputs if name in model.value_dependent}
         wanted = set(_wanted(model, layer.outputs[0], formats))
-        sources = [fused_source(model, name, OPERAND_OPS) for name in activations]
+        sources = [fused_source(model, name, LINEAR_OPS) for name in activations]
         fused = any(source is not None and {formats[source.id]} == wanted for source in sources)
         if len(activations) == 2 and fused:
             found[layer.id] = wanted.pop()
@@ -66,5 +65,5 @@ def _wanted(model: Model, tensor: str, formats: Mapping[str, str]) -> Iterator[s
 
 
 def _quantizes(reader: Layer, tensor: str, formats: Mapping[str, str]) -> bool:
-    operand = reader.op_type in OPERAND_OPS and not reader.domain and tensor in reader.inputs[:2]
+    operand = reader.op_type in LINEAR_OPS and not reader.domain and tensor in reader.inputs[:2]
     return operand and formats.get(reader.id) in ACTIVATION_FORMATS

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.model.graph import Layer, Model
-from diag.typed.operands import LINEAR_OPS
+from diag.model.graph import LINEAR_OPS, Layer, Model
 
 INT32_MAX = 2**31 - 1
 

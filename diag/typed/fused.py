@@ -10,9 +10,9 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from diag.model.fusion import fused_source
-from diag.model.graph import Layer, Model
+from diag.model.graph import LINEAR_OPS, Layer, Model
 from diag.numerics.formats import FORMATS
-from diag.typed.operands import LINEAR_OPS, Operand
+from diag.typed.operands import Operand
 
 MOST_WIDENING = 4.0
 """A common scale may cost an integer tensor's other readers two bits (12 dB); beyond that a second copy of

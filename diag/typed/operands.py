@@ -15,10 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from diag.model.graph import Layer, Model, TensorInfo
-
-LINEAR_OPS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
-"""Operators whose operands a quantized default covers."""
+from diag.model.graph import LINEAR_OPS, Layer, Model, TensorInfo
 
 _MATRIX_OPS = frozenset({"MatMul", "Gemm"})
 _FOLDABLE = frozenset({"Identity", "Transpose", "Reshape", "Cast"})

@@ -17,8 +17,8 @@ from plan_graphs import (
     weight,
 )
 
-from diag.model.graph import TensorInfo
-from diag.plan.layers import OPERAND_OPS, float_layers
+from diag.model.graph import LINEAR_OPS, TensorInfo
+from diag.plan.layers import float_layers
 
 
 def test_shape_arithmetic_is_never_lowered() -> None:
@@ -131,7 +131,7 @@ def test_where_inference_is_silent_float_in_means_float_out() -> None:
     assert found.operand == frozenset()
 
 
-@pytest.mark.parametrize("op", sorted(OPERAND_OPS))
+@pytest.mark.parametrize("op", sorted(LINEAR_OPS))
 def test_each_operator_whose_operands_are_quantized(op: str) -> None:
     shape = [1, 2, 5, 5] if op.startswith("Conv") else [2, 2]
     w = weight(2, 2, 3, 3) if op.startswith("Conv") else weight(2, 2)
