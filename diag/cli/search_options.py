@@ -27,7 +27,8 @@ Holdout = Annotated[
     ),
 ]
 Budget = Annotated[
-    str | None, typer.Option("--budget", metavar="TIME", help="Time for the ranking, e.g. 90s, 5m, 1h.")
+    str | None,
+    typer.Option("--budget", metavar="TIME", help="Time to search, half of it to rank, e.g. 90s, 5m, 1h."),
 ]
 
 Metric = Annotated[

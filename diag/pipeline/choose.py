@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -65,13 +66,17 @@ def choose(search: Search, ranking: Ranking, progress: Progress) -> PinSearch:
 
 def _held(search: Search, ranking: Ranking, pairs: Sequence[frozenset[str]], progress: Progress) -> PinSearch:
     """Pins chosen on one part of the data, with as much slack as the other part asks for."""
-    slack, prices = 1.0, _costs(search)
+    slack, prices, ends = 1.0, _costs(search), time.monotonic() + search.settings.budget_s / 2
+
+    def time_left() -> bool:
+        return time.monotonic() < ends
+
     for _ in range(_ROUNDS):
 
         def meets(ids: frozenset[str], slack: float = slack) -> bool:
             return _meets(search, ids, search.chosen, slack)
 
-        found = find_pins(ranking, meets, prices, pairs)
+        found = find_pins(ranking, meets, prices, pairs, time_left)
         if found.outcome == "impossible" or _meets(search, frozenset(found.pins), search.held_out):
             return found
         progress.note(f"{len(found.pins)} pins miss on the batches held out; choosing with more slack")
@@ -82,7 +87,7 @@ def _held(search: Search, ranking: Ranking, pairs: Sequence[frozenset[str]], pro
         if not (math.isfinite(slack) and _meets(search, search.ids, search.chosen, slack)):
             break
     progress.note("the batches held out ask for other pins: all batches choose now, and none prove")
-    found = find_pins(ranking, lambda ids: _meets_all(search, ids), prices, pairs)
+    found = find_pins(ranking, lambda ids: _meets_all(search, ids), prices, pairs, time_left)
     return replace(found, used_held_out=True)
 
 

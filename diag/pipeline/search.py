@@ -117,7 +117,7 @@ def _ranked(search: Search, spread: Spread | None, progress: Progress) -> Rankin
             lambda low, batch: search.variants.damage(search.target, low, batch),
             search.chosen,
             progress,
-            search.settings.budget_s,
+            search.settings.budget_s / 2,  # the other half is for choosing
             spread,
         )
     path = Path(search.settings.out) / RANKING_FILE

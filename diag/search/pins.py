@@ -38,13 +38,14 @@ def find_pins(
     meets: Meets,
     prices: Mapping[str, float] | None = None,
     pairs: Sequence[frozenset[str]] = (),
+    time_left: Callable[[], bool] = lambda: True,
 ) -> PinSearch:
     """Smallest set of pins that `meets` accepts.
 
     Both ends are measured first. Then the sets that an additive model of the damages proposes (the cheapest
     by `prices`) and the shortest prefixes of the rankings, `pairs` first where causes mask each other; then
     pins are tried without, many at once and then each, worst first, until none can be left out. Each set is
-    measured once.
+    measured once. When no time is left, the set found so far is given, not proven minimal.
     """
     tried: dict[frozenset[str], bool] = {}
 
@@ -58,9 +59,9 @@ def find_pins(
         return PinSearch("not-needed", [], True, tried)
     if not measured(frozenset(order)):
         return PinSearch("impossible", order, False, tried)
-    start = _first_set(ranking, measured, prices, pairs)
-    pins = thinned(start, order, measured)
-    return PinSearch("found", [i for i in order if i in pins], True, tried)
+    start = _first_set(ranking, measured, prices, pairs, time_left)
+    pins = thinned(start, order, measured, time_left)
+    return PinSearch("found", [i for i in order if i in pins], time_left(), tried)
 
 
 def _first_set(
@@ -68,6 +69,7 @@ def _first_set(
     measured: Meets,
     prices: Mapping[str, float] | None,
     pairs: Sequence[frozenset[str]],
+    time_left: Callable[[], bool],
 ) -> frozenset[str]:
     """The cheapest set that meets the target among those that the orders and the additive model propose.
 
@@ -80,6 +82,8 @@ def _first_set(
         length = _shortest_prefix(order[: len(best) - 1], measured)
         if length is not None and length < len(best):
             best = frozenset(order[:length])
+        if not time_left():
+            return best
     proposed = additive_choice(ranking.effects, ranking.total, prices)
     if proposed and _cost(proposed, prices) < _cost(best, prices) and measured(proposed):
         best = proposed
@@ -123,24 +127,29 @@ def _shortest_prefix(order: Sequence[str], measured: Meets) -> int | None:
     return high
 
 
-def thinned(pins: frozenset[str], order: Sequence[str], measured: Meets) -> frozenset[str]:
+def thinned(
+    pins: frozenset[str],
+    order: Sequence[str],
+    measured: Meets,
+    time_left: Callable[[], bool] = lambda: True,
+) -> frozenset[str]:
     """Leave out pins, the least effective first: halves, quarters, ... (Zeller's ddmin), then one by one.
 
-    Ends when every single pin is needed.
+    Ends when every single pin is needed, or no time is left.
     """
     size = len(pins) // 2
     while size > 1:
         ordered = [i for i in reversed(order) if i in pins]
         for start in range(0, len(ordered), size):
             chunk = frozenset(ordered[start : start + size])
-            if chunk < pins and measured(pins - chunk):
+            if chunk < pins and time_left() and measured(pins - chunk):
                 pins = pins - chunk
         size //= 2
     removed = True
     while removed:
         removed = False
         for pin in [i for i in reversed(order) if i in pins]:
-            if measured(pins - {pin}):
+            if time_left() and measured(pins - {pin}):
                 pins, removed = pins - {pin}, True
     return pins
 

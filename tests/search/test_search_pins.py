@@ -142,3 +142,12 @@ def test_pins_that_only_one_half_of_the_data_supports_are_unstable() -> None:
     effects[0] = Effect(effects[0].candidate, [5.0, 0.0], [0.0, 0.0])
     assert unstable_pins(["n0"], effects) == ["n0"]
     assert unstable_pins(["n1"], effects) == []
+
+
+def test_without_time_the_set_still_meets_the_target_and_is_not_called_minimal() -> None:
+    model, everything = PLANTED["steps"], frozenset(NAMES)
+    _, ranking = search(model)
+    found = find_pins(ranking, lambda ids: model(everything - ids) <= 1.0, time_left=lambda: False)
+    assert found.outcome == "found"
+    assert not found.minimal
+    assert model(everything - frozenset(found.pins)) <= 1.0
