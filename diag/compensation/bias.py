@@ -1,9 +1,9 @@
 """Bias correction: the mean error of each output channel of a quantized layer, taken off (Nagel et al. 2019).
 
-Empirical correction (arXiv 1906.04721, section 4.2 and appendix) on the FP32 model's own inputs: what a layer
-gets wrong on average by rounding its weight and its input. Where values hardly vary, rounding gives nearly the
-same error every time: in MiniLM, smoothing the first FFN-down alone takes the embedding from 19.4 to 27.8 dB
-and the positions of padding from 16.7 down to 5.6 dB; corrected, they have 29.6 and 23.9 dB.
+Empirical correction (arXiv 1906.04721, section 4.2 and appendix) on the FP32 model's own inputs: what a
+layer gets wrong on average by rounding its weight and its input. Where values hardly vary, rounding gives
+nearly the same error every time: in MiniLM, smoothing the first FFN-down alone takes the embedding from 19.4
+to 27.8 dB and the positions of padding from 16.7 down to 5.6 dB; corrected, they have 29.6 and 23.9 dB.
 """
 
 from __future__ import annotations
