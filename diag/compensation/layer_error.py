@@ -2,7 +2,7 @@
 
 Two views of it count, by their geometric mean: noise over signal of each output vector, all vectors alike,
 as in `diag.calibration.best`; and energy over energy. The first alone does not see what happens to the few
-vectors that hold the largest values: in MiniLM, clipping weights of FFN-down by it gained 1.4 dB in each layer
+vectors that hold the largest values: in MiniLM, clipping weights of FFN-down by it gained 1.4 dB a layer
 and cost the outputs (padding included) 14 dB.
 """
 
