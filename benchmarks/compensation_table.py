@@ -25,9 +25,9 @@ from diag.engines.reference import with_outputs
 from diag.feeds import open_feeds
 from diag.gate.threshold import parse_threshold
 from diag.model.graph import Model
-from diag.pipeline.compensate import CompensateSettings, CompensationJob, begin
-from diag.pipeline.search import pin_layers
-from diag.pipeline.search_settings import SearchSettings
+from diag.pipeline.calibrate.compensate import CompensateSettings, CompensationJob, begin
+from diag.pipeline.search.job import pin_layers
+from diag.pipeline.search.settings import SearchSettings
 from diag.progress import Silent
 
 

@@ -16,8 +16,8 @@ from diag.engines.onnxruntime import Array
 from diag.engines.runner import Feed, TensorRtRunner
 from diag.engines.tensorrt import Marks
 from diag.engines.weak import WeakTyping
-from diag.pipeline.compare import compare
-from diag.pipeline.engine_run import measured_outputs, output_gaps
+from diag.pipeline.compare.job import compare
+from diag.pipeline.engine.run import measured_outputs, output_gaps
 from diag.pipeline.prepare import plan_on
 from diag.pipeline.settings import CompareSettings
 from diag.plan.schema import plan_for_format, read_plan

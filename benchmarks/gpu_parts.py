@@ -32,8 +32,8 @@ from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.numerics.formats import FORMATS
 from diag.numerics.measured import TensorKind
-from diag.pipeline.audit_findings import request_for_plan
-from diag.pipeline.engine_run import OutputErrors, Three, output_gaps, rel_l2_of, run_three
+from diag.pipeline.build.audit_findings import request_for_plan
+from diag.pipeline.engine.run import OutputErrors, Three, output_gaps, rel_l2_of, run_three
 from diag.pipeline.prepare import Planned, calibrate, plan_on
 from diag.plan.schema import Plan, plan_for_format, plan_sha256
 from diag.progress import Silent

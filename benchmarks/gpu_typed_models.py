@@ -21,7 +21,7 @@ from diag.engines.runner import Feed, OnnxRuntimeRunner, TensorRtRunner
 from diag.errors import TrtdiagError
 from diag.feeds import open_feeds
 from diag.model.load import load_model
-from diag.pipeline.engine_run import output_gaps
+from diag.pipeline.engine.run import output_gaps
 
 
 def main() -> None:

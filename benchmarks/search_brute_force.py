@@ -25,9 +25,9 @@ from diag.engines.onnxruntime import own_process
 from diag.gate.threshold import parse_threshold
 from diag.model.graph import Model
 from diag.pipeline.prepare import read_scales
-from diag.pipeline.search import pin_layers
-from diag.pipeline.search_settings import SearchSettings
-from diag.pipeline.search_setup import Search, set_up
+from diag.pipeline.search.job import pin_layers
+from diag.pipeline.search.settings import SearchSettings
+from diag.pipeline.search.setup import Search, set_up
 from diag.plan.schema import Plan, pin_for
 from diag.progress import Silent
 from diag.search.pins import thinned

@@ -8,8 +8,8 @@ import typer
 
 from diag.cli import options
 from diag.cli.console import Output, with_bar
-from diag.pipeline.build import Built, build
-from diag.pipeline.build_settings import BuildSettings
+from diag.pipeline.build.job import Built, build
+from diag.pipeline.build.settings import BuildSettings
 
 NAME = "build"
 HELP = "Build an engine from a model and a plan, and check that it holds the types that were asked for."

@@ -8,7 +8,7 @@ from typing import Any
 
 from diag.cli.console import Output, with_bar
 from diag.errors import UsageError
-from diag.pipeline.cache_import import Imported, ImportSettings, export_cache, import_cache
+from diag.pipeline.calibrate.cache_import import Imported, ImportSettings, export_cache, import_cache
 
 
 def import_(settings: ImportSettings, method: str | None, output: Output) -> int:

@@ -12,8 +12,8 @@ from diag.calibration.table import PERCENTILE, Awq, CalibrationTable
 from diag.cli import caches, compensation, options
 from diag.cli.console import Output, with_bar
 from diag.errors import UsageError
-from diag.pipeline.cache_import import ImportSettings
-from diag.pipeline.tables import CalibrateSettings, calibrate, merge
+from diag.pipeline.calibrate.cache_import import ImportSettings
+from diag.pipeline.calibrate.tables import CalibrateSettings, calibrate, merge
 
 NAME = "calibrate"
 HELP = "Measure the ranges of every tensor that INT8 would quantize, by every method at once; write a table."

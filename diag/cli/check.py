@@ -11,8 +11,8 @@ import typer
 
 from diag.cli import options
 from diag.cli.console import Output, with_bar
-from diag.pipeline.check import MEND_FILE, CheckSettings, check
-from diag.pipeline.findings import mending_pins
+from diag.pipeline.check.job import MEND_FILE, CheckSettings, check
+from diag.pipeline.compare.findings import mending_pins
 from diag.report.schema import Report
 
 NAME = "check"

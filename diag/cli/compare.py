@@ -11,8 +11,8 @@ import typer
 from diag.cli import options
 from diag.cli.console import Output, stdout_console, with_bar
 from diag.gate.threshold import parse_threshold
-from diag.pipeline.compare import compare
-from diag.pipeline.dry_run import dry_run
+from diag.pipeline.compare.dry_run import dry_run
+from diag.pipeline.compare.job import compare
 from diag.pipeline.settings import CompareSettings, EngineSettings
 from diag.progress import Silent
 from diag.render.text import summary

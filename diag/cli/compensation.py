@@ -13,7 +13,7 @@ from diag.compensation.credits import credit_lines
 from diag.compensation.run import STEPS, Compensated
 from diag.compensation.trial import Metrics
 from diag.errors import UsageError
-from diag.pipeline.compensate import CompensateSettings, compensate_model
+from diag.pipeline.calibrate.compensate import CompensateSettings, compensate_model
 
 Compensate = Annotated[
     bool,

@@ -9,7 +9,7 @@ import typer
 
 from diag.cli import options
 from diag.cli.console import Output
-from diag.pipeline.tables import convert_model
+from diag.pipeline.calibrate.tables import convert_model
 
 NAME = "convert"
 HELP = "Apply a precision plan: write the typed ONNX model that every engine runs."

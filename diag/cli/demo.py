@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 
 from diag.cli import options
 from diag.cli.console import Output, stdout_console, with_bar
-from diag.pipeline.demo import Demo, run_demo
+from diag.pipeline.demo.job import Demo, run_demo
 from diag.render.text import summary
 
 NAME = "demo"

@@ -10,8 +10,8 @@ import typer
 
 from diag.cli import options
 from diag.cli.console import Output, stdout_console, with_bar
-from diag.pipeline.drift import drift
-from diag.pipeline.drift_settings import DriftSettings
+from diag.pipeline.drift.job import drift
+from diag.pipeline.drift.settings import DriftSettings
 from diag.render.drift_text import drift_summary
 
 NAME = "drift"

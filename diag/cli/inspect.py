@@ -11,9 +11,9 @@ import typer
 
 from diag.cli import options
 from diag.cli.console import Output, with_bar
-from diag.pipeline.inspect import REPORT_FILES, Inspection, InspectSettings, inspect
-from diag.pipeline.inspect_qdq import QDQ_FILES
-from diag.pipeline.inspect_report import Overview
+from diag.pipeline.inspect.job import REPORT_FILES, Inspection, InspectSettings, inspect
+from diag.pipeline.inspect.qdq import QDQ_FILES
+from diag.pipeline.inspect.report import Overview
 
 NAME = "inspect"
 HELP = (

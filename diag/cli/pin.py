@@ -25,10 +25,10 @@ from diag.cli.search_options import (
     settings_of,
 )
 from diag.compensation.credits import credit_lines
-from diag.pipeline.pin_compensated import CompensatedPins, pin_compensated
-from diag.pipeline.search import PinResult, pin_layers
-from diag.pipeline.search_settings import RANKING_FILE
-from diag.pipeline.trials import Metrics
+from diag.pipeline.search.compensated import CompensatedPins, pin_compensated
+from diag.pipeline.search.job import PinResult, pin_layers
+from diag.pipeline.search.settings import RANKING_FILE
+from diag.pipeline.search.trials import Metrics
 from diag.search.target import Target as SearchTarget
 
 Compensate = Annotated[

@@ -11,8 +11,8 @@ from diag.cli import options
 from diag.cli.console import Output, with_bar
 from diag.drift.stats import Stats, TensorStats
 from diag.errors import UsageError
-from diag.pipeline.profile import ProfileSettings, merge_profiles, profile_model
-from diag.pipeline.profile_slices import profile_model_slices
+from diag.pipeline.drift.profile import ProfileSettings, merge_profiles, profile_model
+from diag.pipeline.drift.profile_slices import profile_model_slices
 
 NAME = "profile"
 HELP = (

@@ -11,8 +11,8 @@ from rich.table import Table
 from diag.cli import options
 from diag.cli.console import Output, with_bar
 from diag.cli.search_options import Budget, Holdout, Jobs, Metric, Ray, SearchOptions, Target, settings_of
-from diag.pipeline.search import rank_layers
-from diag.pipeline.search_settings import RANKING_FILE
+from diag.pipeline.search.job import rank_layers
+from diag.pipeline.search.settings import RANKING_FILE
 from diag.search.rank import Ranking
 
 NAME = "rank"

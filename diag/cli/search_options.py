@@ -13,8 +13,8 @@ import typer
 
 from diag.errors import UsageError
 from diag.gate.threshold import parse_threshold
-from diag.pipeline.build_settings import ENGINES
-from diag.pipeline.search_settings import Ceiling, SearchSettings
+from diag.pipeline.build.settings import ENGINES
+from diag.pipeline.search.settings import Ceiling, SearchSettings
 
 Target = Annotated[
     list[str] | None,

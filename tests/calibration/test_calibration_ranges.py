@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from diag.calibration.table import read_table, write_table
 from diag.errors import DataError, ModelError, TableError
-from diag.pipeline.tables import calibrate_model
+from diag.pipeline.calibrate.tables import calibrate_model
 from diag.progress import Silent
 from fixtures.graphs import bert, llama, vit
 

@@ -18,7 +18,7 @@ from diag.calibration.table import CalibrationTable, read_table, write_table
 from diag.errors import DataError, TableError, UsageError
 from diag.feeds import open_feeds
 from diag.model.load import load_model
-from diag.pipeline.tables import CalibrateSettings, calibrate, merge
+from diag.pipeline.calibrate.tables import CalibrateSettings, calibrate, merge
 from diag.progress import Silent
 
 

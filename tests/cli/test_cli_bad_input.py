@@ -286,8 +286,8 @@ def test_impossible_threshold_is_refused_before_the_run(compare, monkeypatch, ch
     def begin(*_):
         raise AssertionError("the long run began")
 
-    monkeypatch.setattr("diag.pipeline.compare.examine", begin)
-    monkeypatch.setattr("diag.pipeline.compare.calibrate", begin)
+    monkeypatch.setattr("diag.pipeline.compare.job.examine", begin)
+    monkeypatch.setattr("diag.pipeline.compare.job.calibrate", begin)
     refused(compare("--fail-under", check), 2, said)
     refused(compare("--fail-under", check, "--dry-run"), 2, said)
 

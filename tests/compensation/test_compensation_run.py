@@ -30,7 +30,7 @@ from diag.compensation.proposals import Proposal, Workplace
 from diag.compensation.run import Compensated
 from diag.errors import NotEnoughEvidenceError, UsageError
 from diag.model.load import load_model
-from diag.pipeline.compensate import CompensateSettings, compensate_model
+from diag.pipeline.calibrate.compensate import CompensateSettings, compensate_model
 from diag.progress import Silent
 
 

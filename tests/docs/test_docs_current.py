@@ -15,7 +15,8 @@ import typer
 import yaml
 
 from diag.cli.main import app
-from diag.pipeline import audit_findings, engine_findings
+from diag.pipeline.build import audit_findings
+from diag.pipeline.engine import findings as engine_findings
 from diag.plan.schema import plan_from_yaml
 from diag.resources import data_dir
 

@@ -14,7 +14,7 @@ import pytest
 from diag.cli.main import run as run_command
 from diag.drift.merge import merge
 from diag.drift.stats_file import read_stats, stats_bytes
-from diag.pipeline.profile_slices import folder_of
+from diag.pipeline.drift.profile_slices import folder_of
 from diag.report.io import read_report
 from fixtures.graphs import vit
 

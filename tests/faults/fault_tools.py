@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from diag.pipeline.compare import compare
+from diag.pipeline.compare.job import compare
 from diag.pipeline.settings import CompareSettings
 from diag.progress import Silent
 from diag.report.schema import Finding, Report

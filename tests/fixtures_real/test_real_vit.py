@@ -11,7 +11,7 @@ import pytest
 from diag.errors import DataError, ModelError
 from diag.feeds import open_feeds
 from diag.model.load import load_model
-from diag.pipeline import demo_assets
+from diag.pipeline.demo import assets as demo_assets
 
 try:
     demo_assets.vit_model()

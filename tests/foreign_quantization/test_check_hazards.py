@@ -8,7 +8,7 @@ import pytest
 from foreign_models import build
 from onnx import TensorProto, helper
 
-from diag.pipeline.check import CheckSettings, check
+from diag.pipeline.check.job import CheckSettings, check
 from diag.progress import Silent
 from fixtures.graphs.recipes import RECIPES
 

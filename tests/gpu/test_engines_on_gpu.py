@@ -27,8 +27,8 @@ from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.numerics.measured import TensorKind, measure_tensor
 from diag.numerics.metrics import error_metrics
-from diag.pipeline.engine import EngineSettings, Subject, compare_engine
-from diag.pipeline.engine_run import output_gaps
+from diag.pipeline.engine.run import output_gaps
+from diag.pipeline.engine.stage import EngineSettings, Subject, compare_engine
 from diag.pipeline.prepare import Planned, calibrate, plan_on
 from diag.plan.schema import plan_for_format
 from diag.progress import Silent

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from pipeline_tools import save_batches
 
-from diag.pipeline.compare import compare
+from diag.pipeline.compare.job import compare
 from diag.pipeline.settings import CompareSettings
 from diag.progress import Silent
 from diag.report.schema import Report

@@ -8,7 +8,7 @@ import pytest
 
 from diag.cli.main import run as run_command
 from diag.errors import DataError, ModelError
-from diag.pipeline import demo_assets
+from diag.pipeline.demo import assets as demo_assets
 from diag.report.io import read_report
 from fixtures.real import text_models
 

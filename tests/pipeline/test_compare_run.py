@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from pipeline_tools import Notes, save_batches
 
-import diag.pipeline.run as run_module
-from diag.pipeline.compare import STATE_FILE, compare
+import diag.pipeline.compare.run as run_module
+from diag.pipeline.compare.job import STATE_FILE, compare
 from diag.pipeline.settings import CompareSettings
 from diag.report.io import dumps
 from fixtures.graphs import Dims, bert, llama
@@ -129,7 +129,7 @@ def test_fewer_batches_begin_anew(settings):
 
 
 def test_another_table_begins_anew(settings, tmp_path):
-    from diag.pipeline.tables import calibrate_model
+    from diag.pipeline.calibrate.tables import calibrate_model
 
     other = save_batches(tmp_path / "other", [bert().batch(2, 50)])
     calibrate_model(settings.model, str(other), str(tmp_path / "table.json"), None, Notes())
@@ -198,7 +198,7 @@ def test_the_order_of_files_is_natural(settings, tmp_path):
 
 MEMORY = """
 import json, sys
-from diag.pipeline.compare import compare
+from diag.pipeline.compare.job import compare
 from diag.pipeline.settings import CompareSettings
 from diag.progress import Silent
 model, data, out, fmt = sys.argv[1:]

@@ -12,7 +12,7 @@ from diag.feeds import open_feeds
 from diag.kernels.audit import AuditFact, audit
 from diag.kernels.kernel import Kernel, Tensor
 from diag.kernels.nodes import MULTIPLYING_OPS
-from diag.pipeline.audit_findings import (
+from diag.pipeline.build.audit_findings import (
     FINDING_KINDS,
     applicable_formats,
     built_counts,
@@ -22,10 +22,10 @@ from diag.pipeline.audit_findings import (
     request_unasked,
     strict_gate,
 )
-from diag.pipeline.build_settings import BuildSettings
-from diag.pipeline.build_sources import Job, write_source
+from diag.pipeline.build.settings import BuildSettings
+from diag.pipeline.build.sources import Job, write_source
+from diag.pipeline.engine.profiles import profiles_for
 from diag.pipeline.prepare import new_table, plan_on
-from diag.pipeline.profiles import profiles_for
 from diag.plan.schema import plan_from_mapping
 from diag.progress import Silent
 from fixtures.graphs import bert, vit

@@ -8,7 +8,7 @@ import pytest
 from diag.errors import UsageError
 from diag.feeds import open_feeds
 from diag.model.graph import TensorInfo
-from diag.pipeline.profiles import measured_profiles, parse_profile, profiles_for
+from diag.pipeline.engine.profiles import measured_profiles, parse_profile, profiles_for
 
 INPUTS = {
     "ids": TensorInfo(7, ("batch", "seq")),

@@ -14,8 +14,8 @@ from diag.engines.onnxruntime import Array, Session
 from diag.feeds import open_feeds
 from diag.model.graph import Model
 from diag.model.save import embedded
+from diag.pipeline.calibrate.tables import calibrate_model
 from diag.pipeline.prepare import Planned, plan_on, read_scales
-from diag.pipeline.tables import calibrate_model
 from diag.progress import Silent
 from diag.typed.apply import TypedModel
 from fixtures.graphs import Dims, bert

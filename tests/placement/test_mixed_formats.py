@@ -20,10 +20,10 @@ from diag.kernels.nodes import MULTIPLYING_OPS, built_types, map_nodes
 from diag.model.graph import Model
 from diag.model.load import from_proto
 from diag.model.save import embedded
-from diag.pipeline.compare import compare
+from diag.pipeline.calibrate.tables import calibrate_model
+from diag.pipeline.compare.job import compare
 from diag.pipeline.prepare import plan_on, read_scales
 from diag.pipeline.settings import CompareSettings
-from diag.pipeline.tables import calibrate_model
 from diag.plan.schema import Plan, plan_from_mapping
 from diag.progress import Silent
 from diag.typed.apply import TypedModel, apply_formats

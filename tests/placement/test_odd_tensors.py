@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from diag.errors import NotEnoughEvidenceError, TableError
-from diag.pipeline.compare import compare
+from diag.pipeline.calibrate.tables import CalibrateSettings, calibrate, convert_model
+from diag.pipeline.compare.job import compare
 from diag.pipeline.settings import CompareSettings
-from diag.pipeline.tables import CalibrateSettings, calibrate, convert_model
 from diag.progress import Silent
 
 RNG = np.random.default_rng(2)

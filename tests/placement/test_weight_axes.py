@@ -17,11 +17,11 @@ from onnx import TensorProto, helper, numpy_helper
 from diag.engines.onnxruntime import Session
 from diag.model.graph import Model
 from diag.model.load import from_proto
-from diag.pipeline.compare import compare
+from diag.pipeline.calibrate.tables import calibrate_model, convert_model
+from diag.pipeline.compare.job import compare
 from diag.pipeline.prepare import Planned, plan_on
 from diag.pipeline.settings import CompareSettings
 from diag.pipeline.structure import structure_findings, structure_notes
-from diag.pipeline.tables import calibrate_model, convert_model
 from diag.plan.schema import Plan, plan_for_format, plan_from_mapping
 from diag.progress import Silent
 from diag.typed.apply import TypedModel, apply_formats

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 
 from diag.gate.threshold import parse_threshold
-from diag.pipeline.search import PinResult, pin_layers
-from diag.pipeline.search_settings import SearchSettings
+from diag.pipeline.search.job import PinResult, pin_layers
+from diag.pipeline.search.settings import SearchSettings
 from diag.progress import Silent
 from fixtures.graphs import GRAPHS
 from fixtures.graphs.faults import FAULTS, Planted

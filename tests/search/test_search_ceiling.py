@@ -15,7 +15,7 @@ from diag.cli.search_options import PinOptions, SearchOptions, settings_of
 from diag.errors import UsageError
 from diag.model.load import load_model
 from diag.model.shapes import infer
-from diag.pipeline.prices import open_prices
+from diag.pipeline.search.prices import open_prices
 from diag.report.io import write_report
 from diag.report.schema import Kernel, ModelInfo, PlanInfo, Report, RunInfo
 from diag.search.ceiling import affordable, within

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from search_tools import workplace
 
-from diag.pipeline.early import missed_by_one
-from diag.pipeline.search_setup import Search, set_up
+from diag.pipeline.search.early import missed_by_one
+from diag.pipeline.search.setup import Search, set_up
 from diag.progress import Silent
 
 

@@ -9,9 +9,9 @@ import pytest
 from search_tools import Workplace, workplace
 
 from diag.model.load import load_model
-from diag.pipeline.pin_stability import unstable_pins
-from diag.pipeline.search_settings import Ceiling
-from diag.pipeline.search_setup import set_up
+from diag.pipeline.search.settings import Ceiling
+from diag.pipeline.search.setup import set_up
+from diag.pipeline.search.stability import unstable_pins
 from diag.progress import Silent
 from diag.report.io import write_report
 from diag.report.schema import Kernel, ModelInfo, PlanInfo, Report, RunInfo

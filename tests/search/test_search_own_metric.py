@@ -12,7 +12,7 @@ import pytest
 from search_tools import Workplace, workplace
 
 from diag.errors import DataError, UsageError
-from diag.pipeline.user_metric import MetricMean, open_metric
+from diag.pipeline.search.user_metric import MetricMean, open_metric
 
 SCORE = """
 import numpy as np

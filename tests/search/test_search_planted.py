@@ -10,8 +10,8 @@ import pytest
 
 from diag.errors import NotEnoughEvidenceError
 from diag.gate.threshold import parse_threshold
-from diag.pipeline.search import PinResult, pin_layers
-from diag.pipeline.search_settings import SearchSettings
+from diag.pipeline.search.job import PinResult, pin_layers
+from diag.pipeline.search.settings import SearchSettings
 from diag.plan.schema import read_plan
 from diag.progress import Silent
 from fixtures.graphs import GRAPHS

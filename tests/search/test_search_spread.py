@@ -16,7 +16,7 @@ import pytest
 from search_tools import Workplace, workplace
 
 from diag.errors import NotEnoughEvidenceError, UsageError
-from diag.pipeline.search import rank_layers
+from diag.pipeline.search.job import rank_layers
 from diag.progress import Silent
 
 

@@ -21,8 +21,8 @@ from diag.errors import EngineError
 from diag.feeds import open_feeds
 from diag.kernels.kernel import Kernel, Tensor
 from diag.model.load import load_model
-from diag.pipeline import engine as stage
-from diag.pipeline.engine import (
+from diag.pipeline.engine import stage
+from diag.pipeline.engine.stage import (
     EngineFound,
     EngineSettings,
     Subject,

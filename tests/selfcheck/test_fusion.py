@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diag.errors import EngineError
-from diag.pipeline.fusion import EXPERIMENTS, Experiment, fusion_finding, run_experiments
+from diag.pipeline.engine.fusion import EXPERIMENTS, Experiment, fusion_finding, run_experiments
 
 LEVEL, APART = EXPERIMENTS
 

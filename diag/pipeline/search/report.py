@@ -1,0 +1,258 @@
+"""What `pin` found, as a report: the final plan compared, each pin explained, rivals beside it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from diag.gate.threshold import Threshold
+from diag.numerics.table import METRICS
+from diag.pipeline.compare.job import compare
+from diag.pipeline.search.plans import Weighed
+from diag.pipeline.search.setup import Search
+from diag.pipeline.search.variants import OWN
+from diag.pipeline.settings import CompareSettings, EngineSettings
+from diag.plan.schema import write_plan
+from diag.progress import Progress
+from diag.report.schema import (
+    Check,
+    Finding,
+    GateResult,
+    Mend,
+    PinInfo,
+    Report,
+    SearchInfo,
+    SearchPoint,
+)
+from diag.search.evidence import Evidence
+from diag.search.frontier import dominated
+from diag.search.pins import PinSearch
+from diag.search.rank import Effect, Ranking
+
+_NOT_BUILT = ("precision-not-built", "pin-not-honoured")
+"""Kinds of findings that say that an engine is not what the plan asks for."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finished search, before it is written down."""
+
+    search: Search
+    pins: PinSearch
+    ranking: Ranking
+    format: str
+    chosen: Weighed
+    points: list[Weighed]
+    unstable: dict[str, str]
+    evidence: Evidence | None
+
+    @property
+    def met(self) -> bool:
+        return self.pins.outcome in ("found", "not-needed") and self.search.target.met(self.chosen.metrics)
+
+    @cached_property
+    def winner(self) -> Weighed | None:
+        """A plain plan that meets the target, with no more error than the pins and no more time."""
+        damage = self.search.target.damage
+        here = (damage(self.chosen.metrics), self.chosen.price)
+        plain = [p for p in self.points if p.kind == "rival" and self.search.target.met(p.metrics)]
+        better = [p for p in plain if dominated(*here, [(damage(p.metrics), p.price)])]
+        return min(better, key=lambda p: p.price, default=None)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: what to do."""
+        target, count = self.search.target, len(self.pins.pins)
+        if self.pins.outcome == "not-needed":
+            said = f"{target} holds without any pin"
+        elif self.pins.outcome == "ceiling":
+            said = f"{target} cannot be met under the ceiling; the best {count} pins are shown"
+        elif not self.met:
+            said = f"{target} cannot be met, even with every candidate raised{self._held_back()}"
+        else:
+            said = f"{target} holds with {count} pin{'' if count == 1 else 's'} in {self.format.upper()}"
+        if self.winner is None:
+            return said
+        times = "by measured time" if self.search.prices.measured else "by the estimate"
+        return f"{said}, but {self.winner.label} is better and no slower ({times}): take that plan"
+
+    def _held_back(self) -> str:
+        """What outside the candidates may hold a target back."""
+        formats = self.search.planned.resolved.formats
+        inside = self.search.low()
+        outside = [n for n, fmt in formats.items() if fmt != "fp32" and n not in inside]
+        return f"; {len(outside)} lowered layers are no candidates, the first {outside[0]}" if outside else ""
+
+    @property
+    def proof(self) -> str:
+        """How far the set is proven."""
+        if self.pins.outcome == "not-needed":
+            return "No pin is needed on the batches held out."
+        minimal = "Taking any pin away misses the target" if self.pins.minimal else "Not proven minimal"
+        data = (
+            "all batches, those held out too" if self.pins.used_held_out else "the batches it was chosen on"
+        )
+        sure = " One batch is held out: no interval can be given."
+        if self.evidence is not None:
+            e = self.evidence
+            sure = (
+                f" Damage held out: {e.mean:.2g} of what the target allows (95 % interval {e.low:.2g} to "
+                f"{e.high:.2g}, {e.batches} batches)."
+            )
+            if not e.decides:
+                sure += f" That interval holds 1: about {e.needed} batches would decide."
+        return f"{minimal}, measured on {data}.{sure}"
+
+
+def prove(found: Found, progress: Progress) -> Report:
+    """Compare the final plan as a user would, and write it down with what each pin was measured to do."""
+    search, settings = found.search, found.search.settings
+    out = Path(settings.out)
+    write_plan(found.chosen.plan, out / "plan.yaml")
+    compared = CompareSettings(
+        model=settings.model,
+        data=settings.holdout or settings.data,
+        out=settings.out,
+        plan=str(out / "plan.yaml"),
+        calibration=search.table or None,
+        limit=settings.limit,
+        fail_under=tuple(t for t in settings.target if t.metric in METRICS),
+        save_typed=True,
+        labelled=settings.metric is not None,
+        engine=EngineSettings(engine=settings.confirm or "emulate"),
+        command=settings.command,
+    )
+    return compare(compared, progress, amend=lambda report: _amend(report, found))
+
+
+def confirmed(report: Report, found: Found) -> bool | None:
+    """Whether the engine was built as the plan asks and, where it was run, holds the target too.
+
+    None where no engine was asked for. TensorRT-RTX without its GPU is audited, not run.
+    """
+    if found.search.settings.confirm is None:
+        return None
+    if any(finding.kind in _NOT_BUILT and finding.severity != "note" for finding in report.findings):
+        return False
+    ran = {output.name: output.engine for output in report.outputs if output.engine}
+    return found.search.target.met(ran) if ran else True
+
+
+def _amend(report: Report, found: Found) -> None:
+    report.findings = [*_pin_findings(found), *report.findings]
+    report.search = _info(found)
+    report.verdict = f"{found.verdict}. {report.verdict}"
+    own = found.chosen.metrics.get(OWN)
+    if own is not None:
+        asked = [t for t in found.search.settings.target if t.metric not in METRICS]
+        checks = [_own_check(t, own) for t in asked]
+        before = report.gate.checks if report.gate else []
+        passed = all(c.passed for c in (*before, *checks))
+        report.gate = GateResult(passed=passed, checks=[*before, *checks])
+
+
+def _own_check(threshold: Threshold, own: dict[str, float]) -> Check:
+    value = own[threshold.metric]
+    return Check(name=str(threshold), value=value, bound=threshold.bound, passed=threshold.holds(value))
+
+
+def _info(found: Found) -> SearchInfo:
+    search = found.search
+    first = search.settings.target[0]
+    start = search.prices.plan(search.planned.resolved.formats)
+    better = METRICS[first.metric].better if first.metric in METRICS else ""
+    return SearchInfo(
+        target=str(search.target),
+        metric=first.metric,
+        bound=first.bound,
+        higher_is_better=better == "higher" or (not better and first.op.startswith(">")),
+        measured_prices=search.prices.measured,
+        prices=search.prices.source,
+        points=[_point(found, p, first, start) for p in found.points],
+        proof=found.proof,
+        notes=[
+            *(f"{pin} is unstable: it appears or vanishes {why}." for pin, why in found.unstable.items()),
+            *_before_pins(found),
+        ],
+    )
+
+
+def _before_pins(found: Found) -> list[str]:
+    """What compensation brought, and the pins that it made unnecessary."""
+    before = found.search.settings.before
+    if before is None:
+        return []
+    if before.plain_pins is None:
+        return [*before.credits, "Without compensation no set of pins met the target."]
+    gone = [pin for pin in before.plain_pins if pin not in found.pins.pins]
+    named = f": {', '.join(gone)}" if gone else ""
+    needed = f"Pins needed without compensation: {len(before.plain_pins)}"
+    return [*before.credits, f"{needed}. Unnecessary now: {len(gone)}{named}."]
+
+
+def _point(found: Found, weighed: Weighed, first: Threshold, start: float) -> SearchPoint:
+    answers = [
+        m[first.metric]
+        for name, m in weighed.metrics.items()
+        if first.metric in m and first.output in (None, name)
+    ]
+    worst = min(answers, key=lambda v: v if first.op.startswith(">") else -v, default=math.nan)
+    return SearchPoint(
+        label=weighed.label,
+        kind=weighed.kind,
+        pins=weighed.pins,
+        value=worst,
+        price=weighed.price / start if start > 0 else 1.0,
+        met=found.search.target.met(weighed.metrics),
+    )
+
+
+def _pin_findings(found: Found) -> list[Finding]:
+    effects = {effect.candidate.id: effect for effect in found.ranking.effects}
+    return [_pin_finding(found, effects[pin]) for pin in found.pins.pins if pin in effects]
+
+
+def _pin_finding(found: Found, effect: Effect) -> Finding:
+    search, layer = found.search, effect.candidate.id
+    role = search.planned.roles[layer]
+    total = found.ranking.total
+    reproduced, removed = _share(effect.lowered_mean, total), _share(effect.raised_mean, total)
+    place = role.name if role.block is None else f"{role.name} of block {role.block}"
+    formats = search.planned.resolved.formats
+    layers = sorted(effect.candidate.layers, key=lambda n: search.planned.model.layer_by_id[n].index)
+    added = search.prices.raising(layers, formats, found.format)
+    evidence: dict[str, float | str | bool] = {
+        "lowered_damage": effect.lowered_mean,
+        "raised_gain": effect.raised_mean,
+        "price": _price(added, search),
+    }
+    if layer in found.unstable:
+        evidence["unstable"] = found.unstable[layer]
+    return Finding(
+        id=f"pin:{layer}",
+        kind="sensitive-op",
+        severity="warning",
+        layers=layers,
+        title=f"{place} must stay out of {formats[layer].upper()}: {layer}",
+        evidence=evidence,
+        responsible=max(reproduced, removed) >= 0.5 or None,
+        share_removed=removed,
+        share_reproduced=reproduced,
+        mend=Mend(
+            text=f"Kept in {found.format.upper()} by this plan.",
+            pins=[PinInfo(target=layer, format=found.format, reason="measured", layers=len(layers))],
+        ),
+    )
+
+
+def _price(added: float, search: Search) -> str:
+    if search.prices.measured:
+        return f"{added:+.3g} ms"
+    start = search.prices.plan(search.planned.resolved.formats)
+    return f"{added / start if start > 0 else 0.0:+.2%} of the plan's time, estimated"
+
+
+def _share(part: float, total: float) -> float:
+    return part / total if total > 0 and math.isfinite(part) and math.isfinite(total) else 0.0

@@ -1,0 +1,121 @@
+"""Trials measured by processes (`--jobs`) or a Ray cluster (`--ray`), the same numbers bit for bit.
+
+Every worker sets the search up anew from the same settings and gives its trials back; only this process
+writes them down. What is searched never depends on who measured it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from diag.errors import EngineError, UsageError
+from diag.pipeline.search.settings import SearchSettings
+from diag.pipeline.search.setup import Search, set_up
+from diag.pipeline.search.trials import Metrics
+from diag.progress import Progress, Silent
+
+Task = tuple[frozenset[str], int]
+"""Lowered layers, and the number of a batch."""
+
+Spread = Callable[[list[frozenset[str]], int], None]
+"""Has sets of lowered layers measured on one batch; afterwards the search finds them."""
+
+_CHUNKS_PER_WORKER = 4
+
+
+@contextmanager
+def spread_over(settings: SearchSettings, search: Search, progress: Progress) -> Iterator[Spread | None]:
+    """What measures for the search; None where this process does it alone.
+
+    Raises UsageError where Ray is not installed, EngineError when a worker dies.
+    """
+    if settings.ray is None and settings.jobs <= 1:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="trtdiag-workers-") as folder:
+        ours = replace(
+            settings, out=folder, calibration=search.table or settings.calibration, jobs=1, ray=None
+        )
+        with _ray(ours, settings.ray) if settings.ray is not None else _pool(ours, settings.jobs) as run:
+            yield lambda sets, batch: _measure(run, search, sets, batch, max(settings.jobs, 1))
+
+
+Run = Callable[[Sequence[Sequence[Task]]], Iterable[list[Metrics]]]
+
+
+def _measure(run: Run, search: Search, sets: list[frozenset[str]], batch: int, workers: int) -> None:
+    tasks = [(low, batch) for low in dict.fromkeys(sets) if not search.variants.known(low, (batch,))]
+    size = max(1, -(-len(tasks) // (workers * _CHUNKS_PER_WORKER)))
+    chunks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
+    for chunk, results in zip(chunks, run(chunks), strict=True):
+        for (low, number), metrics in zip(chunk, results, strict=True):
+            search.variants.keep(low, (number,), metrics)
+
+
+@contextmanager
+def _pool(settings: SearchSettings, jobs: int) -> Iterator[Run]:
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, context, _begin, (context.Value("i", 0), jobs))
+    try:
+        yield lambda chunks: pool.map(_work, [settings] * len(chunks), chunks)
+    except BrokenProcessPool as error:
+        raise EngineError(
+            "a worker died; the system may have run out of memory",
+            "Use fewer --jobs; what is done is kept, the same command goes on.",
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(counter: Any, jobs: int) -> None:
+    """Take a share of the cores, so that processes do not fight for them."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    with counter.get_lock():
+        number, counter.value = counter.value, counter.value + 1
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[number % jobs :: jobs] or cores)
+
+
+@contextmanager
+def _ray(settings: SearchSettings, address: str | None) -> Iterator[Run]:
+    try:
+        import ray  # noqa: PLC0415 - an optional package
+    except ImportError as error:
+        raise UsageError(
+            "--ray needs Ray, which is not installed", "Run: pip install 'trtdiag[ray]'."
+        ) from error
+    try:
+        ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="error")
+    except Exception as error:
+        raise UsageError(
+            f"Ray cannot be reached at {address!r}: {error}", "Give host:port or local."
+        ) from error
+    try:
+        remote: Any = ray.remote(_work)
+        yield lambda chunks: ray.get([remote.remote(settings, chunk) for chunk in chunks])
+    finally:
+        ray.shutdown()
+
+
+def _work(settings: SearchSettings, tasks: Sequence[Task]) -> list[Metrics]:
+    """Measure in a worker."""
+    search = _set_up(settings)
+    return [search.variants.metrics(low, (batch,)) for low, batch in tasks]
+
+
+@lru_cache(maxsize=1)
+def _set_up(settings: SearchSettings) -> Search:
+    """One search for each worker process; it keeps no trials where others would find them."""
+    shared = settings.out if Path(settings.out).is_dir() else None
+    return set_up(replace(settings, out=tempfile.mkdtemp(prefix="trtdiag-worker-", dir=shared)), Silent())
