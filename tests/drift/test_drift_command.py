@@ -321,6 +321,20 @@ def test_bad_input_is_refused(
     assert MODEL not in capsys.readouterr().err
 
 
+def test_outputs_alone_cannot_be_judged_and_it_says_what_to_profile(
+    scene: Scene, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"y": draw(rng, 20)["first"]}
+    beside = calibrated(scene.folder / "beside.json", values)  # the table itself knows no "y"
+    outputs = saved(
+        counted(scene.table_path, beside, values, kinds={"y": "output"}), scene.folder / "outputs.stats"
+    )
+    assert run([str(scene.table_path), outputs, "--out", str(scene.folder / "out")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no tensor in common that has a calibrated range" in said
+    assert 'tensors="all"' in said
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.5, 2.0, 4.0])
 def test_the_loss_of_a_gaussian_that_grows_is_its_closed_form(
     tmp_path: Path, rng: np.random.Generator, factor: float

@@ -79,12 +79,15 @@ def began(days: Iterable[Part]) -> str | None:
 def focus_of(sources: Sources, slices: tuple[Part, ...], days: tuple[Part, ...], rules: DriftRules) -> Focus:
     """All of production, unless drift hides in a part: the dates since it began, or the worst slice.
 
-    Raises UsageError when the two sides hold no tensor in common.
+    Raises UsageError when the two sides hold no tensor in common that can be judged.
     """
     whole = _part("", sources.production, sources, rules)
     assert whole.compared is not None
     if not whole.compared.pairs:
-        raise UsageError("the two sides hold no tensor in common", "Profile with --calibration TABLE.")
+        raise UsageError(
+            "the two sides hold no tensor in common that has a calibrated range; outputs have none",
+            'Profile with --calibration TABLE; diag.Profiler counts calibrated tensors with tensors="all".',
+        )
     since = began(days)
     if since is not None and since != days[0].name:
         recent = _part(f"since {since}", _merged([d.stats for d in days if d.name >= since]), sources, rules)
