@@ -1,60 +1,23 @@
-"""What the tests of the command line share: a small model with data, and two ways to run the command."""
+"""What the tests of the command line share: a small model with data, and the command as a process."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from ended import Ended
 
 from diag.cli.main import run as run_command
 from fixtures.graphs import bert, vit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The one JSON object on standard output; fails when there is more, or less."""
-        value, end = json.JSONDecoder(parse_constant=_no_constant).raw_decode(self.out)
-        assert isinstance(value, dict)
-        assert self.out[end:] == "\n"
-        return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-@pytest.fixture
-def trtdiag(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Runs the command in this process; an exception other than its end fails the test."""
-
-    def run(*words: object) -> Ended:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            run_command([str(word) for word in words])
-        sys.stdout.flush()
-        out, err = capfd.readouterr()
-        return Ended(int(end.value.code or 0), out, err)
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,50 +1,16 @@
-"""Real kernel lists, a small model, and a way to run the command in this process."""
+"""Real kernel lists, and a small model with data."""
 
 from __future__ import annotations
 
 import gzip
-import json
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from engine_models import save_model
 
-from diag.cli.main import run as run_command
-
 SAMPLES = Path(__file__).resolve().parents[1] / "kernels" / "samples"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def trtdiag(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Runs the command; an exception other than its end fails the test."""
-
-    def run(*words: object) -> Ended:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            run_command([str(word) for word in words])
-        sys.stdout.flush()
-        out, err = capfd.readouterr()
-        return Ended(int(end.value.code or 0), out, err)
-
-    return run
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A small model with its calibration table and data, and a way to run the command."""
+"""A small model with its calibration table and data."""
 
 from __future__ import annotations
 
@@ -26,17 +26,3 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_command([str(w) for w in [*words, "--out", folder / "table.json", "--quiet"]])
     assert not end.value.code
     return folder
-
-
-@pytest.fixture
-def command(capfd: pytest.CaptureFixture[str]):
-    """Runs `trtdiag`; exit code, standard output, standard error."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            run_command([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run

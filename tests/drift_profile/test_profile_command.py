@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture
-def profiled(home, command, tmp_path):
+def profiled(home, trtdiag, tmp_path):
     """Profiles a data folder of `home`; what --json says, and the statistics."""
 
     def run(data, *more, calibration="table.json"):
@@ -27,7 +27,7 @@ def profiled(home, command, tmp_path):
         words = ["profile", home / "model.onnx", "--data", home / data, "--out", out, "--json", *more]
         if calibration is not None:
             words += ["--calibration", home / calibration]
-        code, said, err = command(*words)
+        code, said, err = trtdiag(*words)
         assert (code, err) == (0, "")
         return json.loads(said), read_stats(out), out
 
@@ -68,7 +68,7 @@ def test_production_under_the_calibrations_table(home, profiled):
     assert f"production/{worst // 5}.npz[{worst % 5}]" in named
 
 
-def test_parts_merge_into_the_whole(home, profiled, command, tmp_path):
+def test_parts_merge_into_the_whole(home, profiled, trtdiag, tmp_path):
     whole = profiled("production")[2]
     parts = []
     for i in range(4):
@@ -77,27 +77,27 @@ def test_parts_merge_into_the_whole(home, profiled, command, tmp_path):
         parts.append(profiled(tmp_path / "part" / "production")[2])
         (tmp_path / "part" / "production" / f"{i}.npz").unlink()
     merged = tmp_path / "merged"
-    code, said, _ = command("profile", "--merge", *parts[::-1], "--out", merged)
+    code, said, _ = trtdiag("profile", "--merge", *parts[::-1], "--out", merged)
     assert code == 0 and "20 requests" in said
     assert merged.read_bytes() == whole.read_bytes()
-    code, _, err = command("profile", "--merge", parts[0], parts[0], "--out", merged)
+    code, _, err = trtdiag("profile", "--merge", parts[0], parts[0], "--out", merged)
     assert code == 2 and "hold the same requests" in err
 
 
-def test_without_a_table_the_data_scale_themselves(home, profiled, command, tmp_path):
+def test_without_a_table_the_data_scale_themselves(home, profiled, trtdiag, tmp_path):
     said, stats, out = profiled("production", calibration=None)
     x = all_of(home, "production")
     assert said["table_sha256"] is None
     assert {t["scale_from"] for t in said["tensors"]} == {"data"}
     assert stats["x"].tensor.range == np.abs(x).max()
     assert stats["x"].clipped == 0
-    code, text, err = command("profile", home / "model.onnx", "--data", home / "production", "--out", out)
+    code, text, err = trtdiag("profile", home / "model.onnx", "--data", home / "production", "--out", out)
     assert code == 0 and "no --calibration" in err and "their own scales" in text
     _, other, other_out = profiled("calibration", calibration=out)
     assert other.tensors == stats.tensors, "statistics bring their scales"
-    assert command("profile", "--merge", out, other_out, "--out", tmp_path / "m", "--quiet")[0] == 0
+    assert trtdiag("profile", "--merge", out, other_out, "--out", tmp_path / "m", "--quiet")[0] == 0
     own = profiled("calibration", calibration=None)[2]
-    code, _, err = command("profile", "--merge", out, own, "--out", tmp_path / "m")
+    code, _, err = trtdiag("profile", "--merge", out, own, "--out", tmp_path / "m")
     assert code == 2 and "another scale" in err
 
 
@@ -110,21 +110,21 @@ def test_channels_and_date(home, profiled):
     assert profiled("production")[1]["x"].channels is None
 
 
-def test_limit_and_random_data(home, profiled, command, tmp_path):
+def test_limit_and_random_data(home, profiled, trtdiag, tmp_path):
     assert profiled("production", "--limit", "2")[0]["batches"] == 2
-    code, said, _ = command(
+    code, said, _ = trtdiag(
         "profile", home / "model.onnx", "--data", "random:3", "--calibration", home / "table.json",
         "--out", tmp_path / "r",
     )  # fmt: skip
     assert code == 0 and "RANDOM numbers (seed 3)" in said
 
 
-def test_nan_in_production_is_counted_and_reported(home, command, tmp_path):
+def test_nan_in_production_is_counted_and_reported(home, trtdiag, tmp_path):
     x = all_of(home, "production")[:5]
     x[2, 3] = np.nan
     np.savez(tmp_path / "bad.npz", x=x)
     words = ["profile", home / "model.onnx", "--data", tmp_path / "bad.npz", "--out", tmp_path / "s"]
-    code, said, _ = command(*words, "--calibration", home / "table.json")
+    code, said, _ = trtdiag(*words, "--calibration", home / "table.json")
     assert code == 0
     assert "warning: x: 1 elements in 1 requests are not finite" in said
     found = read_stats(tmp_path / "s")
@@ -133,7 +133,7 @@ def test_nan_in_production_is_counted_and_reported(home, command, tmp_path):
     assert found["h"].worst[0] == (f"{tmp_path.name}/bad.npz[2]", np.inf)
 
 
-def test_refusals(home, command, tmp_path):
+def test_refusals(home, trtdiag, tmp_path):
     other = small_model()
     other.graph.node.append(helper.make_node("Abs", ["z"], ["w"], name="more"))
     other.graph.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, ["n", 6]))
@@ -154,7 +154,7 @@ def test_refusals(home, command, tmp_path):
         ("profile", "--merge", tmp_path / "cut.stats", *out): "two files or more",
         ("profile", "--merge", "a", "b", *data, *out): "reads no data",
     }.items():
-        code, text, err = command(*words)
+        code, text, err = trtdiag(*words)
         assert code == 2, words
         assert said in err and not text
         assert err.count("\n") == 1 and "Traceback" not in err

@@ -101,7 +101,7 @@ def test_memory_is_bounded(home, tmp_path):
     assert (source.seen, source.requests, source.dropped) == (5, 0, 5)
 
 
-def test_all_tensors_are_those_of_a_profile(home, tmp_path, command):
+def test_all_tensors_are_those_of_a_profile(home, tmp_path, trtdiag):
     """The same data through the command give the same figures."""
     with profiler(home, tmp_path / "served", tensors="all") as watching:
         wrapped = watching.wrap(session(home))
@@ -116,7 +116,7 @@ def test_all_tensors_are_those_of_a_profile(home, tmp_path, command):
         "--calibration",
         home / "table.json",
     )
-    assert command(*words, "--out", tmp_path / "p.stats", "--quiet")[0] == 0
+    assert trtdiag(*words, "--out", tmp_path / "p.stats", "--quiet")[0] == 0
     served, profiled = merged(tmp_path / "served"), read_stats(tmp_path / "p.stats")
     assert served.tensors == profiled.tensors
     np.testing.assert_array_equal(served.counts, profiled.counts)

@@ -1,49 +1,15 @@
-"""A small model, caches for it, and a way to run the command in this process."""
+"""A small model with data, and caches for it."""
 
 from __future__ import annotations
 
-import json
 import struct
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-
-from diag.cli.main import run as run_command
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def trtdiag(capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
-    """Runs the command; an exception other than its end fails the test."""
-
-    def run(*words: object) -> Finished:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            run_command([str(word) for word in words])
-        sys.stdout.flush()
-        out, err = capfd.readouterr()
-        return Finished(int(end.value.code or 0), out, err)
-
-    return run
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from ended import Ended
 
 from diag.cli.main import run as run_command
 from diag.plan.schema import plan_for_format
@@ -30,18 +31,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.onnx"
 
 
-@pytest.fixture
-def trtdiag(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*words: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            run_command([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def table(model: Path) -> Path:
     path = model.parent / "table.json"
@@ -54,7 +43,7 @@ def table(model: Path) -> Path:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_convert_writes_every_format(
-    fmt: str, model: Path, table: Path, tmp_path: Path, trtdiag: Callable[..., tuple[int, str, str]]
+    fmt: str, model: Path, table: Path, tmp_path: Path, trtdiag: Callable[..., Ended]
 ) -> None:
     given = ("--calibration", table) if fmt in NEEDS_TABLE else ()
     out = tmp_path / "typed.onnx"
@@ -68,7 +57,7 @@ def test_convert_writes_every_format(
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_compare_measures_every_format(
-    fmt: str, model: Path, tmp_path: Path, trtdiag: Callable[..., tuple[int, str, str]]
+    fmt: str, model: Path, tmp_path: Path, trtdiag: Callable[..., Ended]
 ) -> None:
     words = ("compare", model, "--format", fmt, "--data", model.parent / "data", "--out", tmp_path, "--json")
     code, said, _ = trtdiag(*words, "--quiet")
@@ -85,7 +74,7 @@ def test_compare_measures_every_format(
 
 @pytest.mark.parametrize("fmt", ["int4", "mxfp8", "nvfp4"])
 def test_rank_and_pin_take_the_block_formats(
-    fmt: str, model: Path, tmp_path: Path, trtdiag: Callable[..., tuple[int, str, str]]
+    fmt: str, model: Path, tmp_path: Path, trtdiag: Callable[..., Ended]
 ) -> None:
     given = ("--format", fmt, "--data", model.parent / "data", "--json", "--quiet")
     code, _, _ = trtdiag("rank", model, *given, "--target", "sqnr_db>=20", "--out", tmp_path / "ranking")
@@ -98,7 +87,7 @@ def test_rank_and_pin_take_the_block_formats(
     assert (tmp_path / "pinned" / "typed.onnx").is_file()
 
 
-def test_a_misspelt_format_is_one_sentence(model: Path, trtdiag: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_misspelt_format_is_one_sentence(model: Path, trtdiag: Callable[..., Ended]) -> None:
     code, _, err = trtdiag("convert", model, "--format", "nvfp8", "--out", "x.onnx")
     assert code == 2
     assert "default cannot be 'nvfp8'" in err
@@ -107,7 +96,7 @@ def test_a_misspelt_format_is_one_sentence(model: Path, trtdiag: Callable[..., t
 
 
 def test_int4_beside_int8_in_one_plan(
-    model: Path, table: Path, tmp_path: Path, trtdiag: Callable[..., tuple[int, str, str]]
+    model: Path, table: Path, tmp_path: Path, trtdiag: Callable[..., Ended]
 ) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(
@@ -123,7 +112,7 @@ def test_int4_beside_int8_in_one_plan(
 
 
 def test_a_block_size_that_does_not_divide_is_one_sentence(
-    model: Path, tmp_path: Path, trtdiag: Callable[..., tuple[int, str, str]]
+    model: Path, tmp_path: Path, trtdiag: Callable[..., Ended]
 ) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text("schema: trtdiag.plan/1\ndefault: int4\nquantizer: {block_size: 128}\n")
