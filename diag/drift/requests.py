@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtri
 
 CONFIDENCE = 0.95
-_Z = float(ndtri(0.5 + CONFIDENCE / 2))
+_Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 
 def ratio_variance(sums: tuple[float, float], squares: tuple[float, float, float], requests: int) -> float:

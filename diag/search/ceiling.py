@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
+from diag.search.programme import cheapest_set
 from diag.search.rank import Effect
 
 
@@ -29,8 +29,7 @@ def within(
 ) -> list[frozenset[str]]:
     """Sets worth a measurement that keep to the ceilings: those that remove the most damage.
 
-    One for each measure of a candidate's damage (lowered alone, raised alone, the larger share of the two),
-    by a mixed-integer linear programme (scipy.optimize.milp).
+    One for each measure of a candidate's damage (lowered alone, raised alone, the larger share of the two).
     """
     lowered = _shares([e.lowered_mean for e in effects])
     raised = _shares([e.raised_mean for e in effects])
@@ -57,8 +56,4 @@ def _most_removed(
     """The knapsack: most worth in the set, its number and price under the ceilings."""
     cost = np.array([prices[effect.candidate.id] for effect in effects])
     rows = np.vstack([np.ones(len(effects)), cost])
-    limits = LinearConstraint(rows, ub=[most_pins, most_price])
-    solved = milp(-worth, constraints=limits, integrality=np.ones(len(effects)), bounds=Bounds(0, 1))
-    if solved.x is None:
-        return frozenset()
-    return frozenset(e.candidate.id for e, taken in zip(effects, solved.x, strict=True) if taken > 0.5)
+    return cheapest_set(effects, -worth, rows, most=[most_pins, most_price])

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
+from diag.search.programme import cheapest_set
 from diag.search.rank import Candidate, Effect, Ranking
 
 Meets = Callable[[frozenset[str]], bool]
@@ -172,19 +172,15 @@ def additive_choice(
 ) -> frozenset[str]:
     """Candidates to raise so that the damages of the others add up to at most 1, at the lowest price.
 
-    The damages are scaled so that all of them together give the measured `total`. Mixed-integer linear
-    programme (scipy.optimize.milp). Empty when the model says nothing (damages not finite, or no solution).
+    The damages are scaled so that all of them together give the measured `total`. Empty when the model says
+    nothing (damages not finite, or no solution).
     """
     damages = np.array([max(effect.lowered_mean, 0.0) for effect in effects])
     if not (np.isfinite(damages).all() and math.isfinite(total)) or damages.sum() <= 0:
         return frozenset()
     damages *= total / damages.sum()
     cost = np.array([(prices or {}).get(effect.candidate.id, 1.0) for effect in effects])
-    need = LinearConstraint(damages[np.newaxis, :], lb=damages.sum() - 1.0)
-    solved = milp(cost, constraints=need, integrality=np.ones(len(effects)), bounds=Bounds(0, 1))
-    if solved.x is None:
-        return frozenset()
-    return frozenset(e.candidate.id for e, raised in zip(effects, solved.x, strict=True) if raised > 0.5)
+    return cheapest_set(effects, cost, damages[np.newaxis, :], least=damages.sum() - 1.0)
 
 
 def unstable_pins(pins: Sequence[str], effects: Sequence[Effect]) -> list[str]:

@@ -6,10 +6,9 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import numpy as np
-from scipy.stats import kendalltau, spearmanr
 
 from diag.progress import Progress
 
@@ -103,7 +102,7 @@ def rank(
             _measure(effect, damage, everything, full, batch)
             progress.advance()
         scores = _scores(effects).tolist()
-        settled = previous is not None and _correlation(spearmanr, previous, scores) >= _SETTLED
+        settled = previous is not None and _correlation("spearmanr", previous, scores) >= _SETTLED
         previous = scores
         if settled or time.monotonic() - began > budget_s:
             break
@@ -113,7 +112,7 @@ def rank(
 def ranking_of(effects: Sequence[Effect], totals: Sequence[float], settled: bool) -> Ranking:
     """The ranking of measured effects, worst first."""
     order = sorted(zip(_scores(effects), effects, strict=True), key=lambda item: -item[0])
-    tau = _correlation(kendalltau, [e.lowered_mean for e in effects], [e.raised_mean for e in effects])
+    tau = _correlation("kendalltau", [e.lowered_mean for e in effects], [e.raised_mean for e in effects])
     return Ranking([e for _, e in order], _mean(totals), len(totals), settled, tau, list(totals))
 
 
@@ -137,10 +136,14 @@ def _scores(effects: Sequence[Effect]) -> np.ndarray:
     return scores
 
 
-def _correlation(measure: Callable[..., Any], one: Sequence[float], other: Sequence[float]) -> float:
+def _correlation(
+    measure: Literal["spearmanr", "kendalltau"], one: Sequence[float], other: Sequence[float]
+) -> float:
     """Rank correlation; 1 where neither side has an order, 0 where only one has."""
     ordered = [len(set(side)) > 1 for side in (one, other)]
     if not all(ordered):
         return 0.0 if any(ordered) else 1.0
-    value = float(measure(one, other).statistic)
+    from scipy import stats  # noqa: PLC0415 - a third of the time in which every command starts
+
+    value = float(getattr(stats, measure)(one, other).statistic)
     return 1.0 if math.isnan(value) else value

@@ -132,6 +132,15 @@ def test_every_module_imports_without_the_extras() -> None:
     assert int(count) > packages
 
 
+def test_commands_start_without_scipy() -> None:
+    """It takes as long to import as all the rest, and few commands compute with it."""
+    script = "import sys, diag.cli.main; print('scipy' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
 def test_nothing_prints_outside_the_command_line() -> None:
     for path in MODULES:
         if (ROOT / "diag" / "cli") in path.parents:
