@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
+from functools import cache
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
-from diag.resources import data_dir
+from diag.resources import Rules, read_rules
 
 
-class ScaleRules(BaseModel):
+class ScaleRules(Rules):
     """Contents of rules/scales.yaml; what each number means stands there."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     shared_share: float
     coverage_share: float
@@ -23,8 +17,7 @@ class ScaleRules(BaseModel):
     ratio_error: float
 
 
-@lru_cache(maxsize=1)
+@cache
 def scale_rules() -> ScaleRules:
     """The rules that ship with this release."""
-    text = Path(data_dir("rules") / "scales.yaml").read_text(encoding="utf-8")
-    return ScaleRules.model_validate(yaml.safe_load(text))
+    return read_rules("scales.yaml", ScaleRules)

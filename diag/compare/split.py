@@ -8,15 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from functools import cache
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
 from diag.compare.selfcheck import SelfCheck
-from diag.resources import data_dir
+from diag.resources import Rules, read_rules
 
 Kind = Literal[
     "agreement",
@@ -30,10 +26,8 @@ Kind = Literal[
 ]
 
 
-class EngineRules(BaseModel):
+class EngineRules(Rules):
     """Contents of rules/engine.yaml."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     good_rel_l2: float
     fp32_rel_l2: float
@@ -57,11 +51,10 @@ class EngineRules(BaseModel):
         return max(by_rounding, self.row_format_share * min(format_gap, 1.0))
 
 
-@lru_cache(maxsize=1)
+@cache
 def engine_rules() -> EngineRules:
     """The rules that ship with this release."""
-    text = Path(data_dir("rules") / "engine.yaml").read_text(encoding="utf-8")
-    return EngineRules.model_validate(yaml.safe_load(text))
+    return read_rules("engine.yaml", EngineRules)
 
 
 @dataclass(frozen=True, slots=True)

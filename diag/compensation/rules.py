@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
+from functools import cache
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
-from diag.resources import data_dir
+from diag.resources import Rules, read_rules
 
 
-class CompensationRules(BaseModel):
+class CompensationRules(Rules):
     """Contents of rules/compensation.yaml, where each is explained."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     alphas: tuple[float, ...]
     range_ratios: tuple[float, ...]
@@ -32,8 +26,7 @@ class CompensationRules(BaseModel):
     fp32_times_jitter: float
 
 
-@lru_cache(maxsize=1)
+@cache
 def compensation_rules() -> CompensationRules:
     """The rules that ship with this release."""
-    text = Path(data_dir("rules") / "compensation.yaml").read_text(encoding="utf-8")
-    return CompensationRules.model_validate(yaml.safe_load(text))
+    return read_rules("compensation.yaml", CompensationRules)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
+from functools import cache
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
-from diag.resources import data_dir
+from diag.resources import Rules, read_rules
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Bound(_Part):
+class Bound(Rules):
     """When one figure counts as drift; see rules/drift.yaml."""
 
     warn: float
@@ -25,7 +17,7 @@ class Bound(_Part):
     """Times what calibration shows of the same figure; 0 where calibration has none of its own."""
 
 
-class Ratio(_Part):
+class Ratio(Rules):
     """A factor between production and calibration that betrays its cause."""
 
     of: Literal["width", "absmax"]
@@ -33,7 +25,7 @@ class Ratio(_Part):
     text: str
 
 
-class DriftRules(_Part):
+class DriftRules(Rules):
     """Contents of rules/drift.yaml."""
 
     figures: dict[str, Bound]
@@ -47,8 +39,7 @@ class DriftRules(_Part):
     worth_db: float
 
 
-@lru_cache(maxsize=1)
+@cache
 def drift_rules() -> DriftRules:
     """The rules that ship with this release."""
-    text = Path(data_dir("rules") / "drift.yaml").read_text(encoding="utf-8")
-    return DriftRules.model_validate(yaml.safe_load(text))
+    return read_rules("drift.yaml", DriftRules)

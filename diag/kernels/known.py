@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from functools import cache
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from diag.kernels.kernel import Kernel
 from diag.model.graph import Layer, Model
-from diag.resources import data_dir
+from diag.resources import Rules, read_rules
 
 INPUT = "@input"
 """Stands in a chain for a graph input."""
@@ -24,11 +22,7 @@ _LONGEST_GAP = 8
 """Layers that may stand between two links of a chain."""
 
 
-class _Rule(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Versions(_Rule):
+class Versions(Rules):
     """A range of TensorRT versions, both ends included, compared as far as they are written."""
 
     from_: str = Field(alias="from", pattern=r"^\d+(\.\d+)*$")
@@ -41,7 +35,7 @@ class Versions(_Rule):
         return bool(found) and found[: len(low)] >= low and found[: len(high)] <= high
 
 
-class Pattern(_Rule):
+class Pattern(Rules):
     """What the model's graph, or the engine's kernels, must show; all that is given must hold."""
 
     chains: tuple[tuple[str, ...], ...] = ()
@@ -51,7 +45,7 @@ class Pattern(_Rule):
     kernel: str = ""
 
 
-class KnownIssue(_Rule):
+class KnownIssue(Rules):
     """One reported defect."""
 
     id: str
@@ -67,7 +61,7 @@ class KnownIssue(_Rule):
     fixed_in: str = ""
 
 
-class KnownIssues(_Rule):
+class KnownIssues(Rules):
     """Contents of rules/known_issues.yaml."""
 
     schema_: Literal["trtdiag.known_issues/1"] = Field(alias="schema")
@@ -93,11 +87,10 @@ class Match:
     layers: tuple[str, ...]
 
 
-@lru_cache(maxsize=1)
+@cache
 def known_issues() -> tuple[KnownIssue, ...]:
     """The table that ships with this release."""
-    text = Path(data_dir("rules") / "known_issues.yaml").read_text(encoding="utf-8")
-    return KnownIssues.model_validate(yaml.safe_load(text)).issues
+    return read_rules("known_issues.yaml", KnownIssues).issues
 
 
 def match_known_issues(

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from functools import cache
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
-from diag.resources import data_dir
+from diag.resources import Rules, read_rules
 
 QDQ = "qdq-structure"
 
@@ -50,10 +46,8 @@ def worst_first(found: Iterable[Hazard]) -> list[Hazard]:
     return sorted(found, key=lambda hazard: order.index(hazard.severity))
 
 
-class LintRules(BaseModel):
+class LintRules(Rules):
     """Contents of rules/lint.yaml; what each number means stands there."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bias_warning_share: float
     reach: int
@@ -65,8 +59,7 @@ class LintRules(BaseModel):
     angle_error: float
 
 
-@lru_cache(maxsize=1)
+@cache
 def lint_rules() -> LintRules:
     """The rules that ship with this release."""
-    text = Path(data_dir("rules") / "lint.yaml").read_text(encoding="utf-8")
-    return LintRules.model_validate(yaml.safe_load(text))
+    return read_rules("lint.yaml", LintRules)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-
-import yaml
-from pydantic import BaseModel, ConfigDict
+from functools import cache
 
 from diag.gate.threshold import Threshold
-from diag.resources import data_dir
+from diag.resources import Rules, read_rules
 
 
 @dataclass(frozen=True)
@@ -55,20 +51,17 @@ class CompareSettings:
     command: str = "trtdiag compare"
 
 
-class CompareRules(BaseModel):
+class CompareRules(Rules):
     """Contents of rules/compare.yaml."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bad_sqnr_db: float
     reference_tolerance_rel_l2: float
 
 
-@lru_cache(maxsize=1)
+@cache
 def compare_rules() -> CompareRules:
     """The rules that ship with this release."""
-    text = Path(data_dir("rules") / "compare.yaml").read_text(encoding="utf-8")
-    return CompareRules.model_validate(yaml.safe_load(text))
+    return read_rules("compare.yaml", CompareRules)
 
 
 def good_from_db(fail_under: tuple[Threshold, ...]) -> float:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from diag.resources import data_dir
+from diag.resources import Rules, read_rules
 
 ROLES = (
     "qkv_proj",
@@ -36,11 +35,7 @@ ROLES = (
 """Every role that a layer can have."""
 
 
-class _Rule(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class WalkRule(_Rule):
+class WalkRule(Rules):
     """A way through the graph; the head of `rules/roles.yaml` says what each key means."""
 
     direction: Literal["back", "forward"]
@@ -54,20 +49,20 @@ class WalkRule(_Rule):
     mark: dict[str, str] = Field(default_factory=dict)
 
 
-class NormRule(_Rule):
+class NormRule(Rules):
     fused: tuple[str, ...]
     affine_after: tuple[str, ...]
     folded: tuple[str, ...]
 
 
-class RopeRule(_Rule):
+class RopeRule(Rules):
     fused: tuple[str, ...]
     table: WalkRule
     angle: WalkRule
     wave: tuple[str, ...]
 
 
-class AttentionRule(_Rule):
+class AttentionRule(Rules):
     fused: tuple[str, ...]
     anchor: tuple[str, ...]
     values: WalkRule
@@ -78,25 +73,25 @@ class AttentionRule(_Rule):
     mask: WalkRule
 
 
-class FfnRule(_Rule):
+class FfnRule(Rules):
     hidden: WalkRule
     alone: WalkRule
     contraction: str
     nonlinear: str
 
 
-class ResidualRule(_Rule):
+class ResidualRule(Rules):
     add: tuple[str, ...]
     shortcut: tuple[str, ...]
 
 
-class EndsRule(_Rule):
+class EndsRule(Rules):
     origin: WalkRule
     entry: WalkRule
     output: WalkRule
 
 
-class RoleRules(_Rule):
+class RoleRules(Rules):
     """The whole file."""
 
     version: Literal["trtdiag.roles/1"] = Field(alias="schema")
@@ -121,5 +116,4 @@ class RoleRules(_Rule):
 @cache
 def role_rules() -> RoleRules:
     """The rules that come with this release; read once."""
-    text = (data_dir("rules") / "roles.yaml").read_text(encoding="utf-8")
-    return RoleRules.model_validate(yaml.safe_load(text))
+    return read_rules("roles.yaml", RoleRules)

@@ -5,35 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-
-import yaml
-from pydantic import BaseModel, ConfigDict
+from functools import cache
 
 from diag.errors import UsageError
 from diag.model.graph import Layer, Model, TensorInfo
 from diag.report.io import read_report
 from diag.report.schema import Report
-from diag.resources import data_dir
+from diag.resources import Rules, read_rules
 
 _AGAIN = "Make one with: trtdiag inspect ENGINE --model MODEL --plan PLAN --times PROFILE --out DIR."
 
 
-class Rules(BaseModel):
+class PriceRules(Rules):
     """Contents of rules/prices.yaml."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rate: dict[str, float]
     bytes: dict[str, float]
     flop_per_byte: float
 
 
-@lru_cache(maxsize=1)
-def price_rules() -> Rules:
+@cache
+def price_rules() -> PriceRules:
     """The rules that ship with this release."""
-    text = (data_dir("rules") / "prices.yaml").read_text(encoding="utf-8")
-    return Rules.model_validate(yaml.safe_load(text))
+    return read_rules("prices.yaml", PriceRules)
 
 
 @dataclass(frozen=True)
