@@ -18,7 +18,7 @@ from diag.calibration.best import layer_alone
 from diag.calibration.meter import CONVOLUTIONS, Meter
 from diag.compensation.draft import Draft
 from diag.engines.onnxruntime import Session
-from diag.model.graph import Model
+from diag.model.graph import MATRIX_OPS, Model
 from diag.numerics.formats import FORMATS, dequantize, quantize, symmetric_scale
 from diag.typed.operands import Operand
 
@@ -158,4 +158,4 @@ def _supported(model: Model, name: str, weight: Operand) -> bool:
     if layer.op_type in CONVOLUTIONS:
         return layer.op_type == "Conv"
     matrix = weight.weight is not None and weight.weight.ndim == 2
-    return matrix and layer.op_type in ("MatMul", "Gemm") and not layer.attributes.get("transA", 0)
+    return matrix and layer.op_type in MATRIX_OPS and not layer.attributes.get("transA", 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.model.graph import SHAPE_OF_VALUES, Layer, Model, TensorInfo
+from diag.model.graph import MATRIX_OPS, SHAPE_OF_VALUES, Layer, Model, TensorInfo
 from diag.typed.operands import weight_axis
 
 _HOMOGENEOUS = frozenset({"Identity", "Relu", "LeakyRelu", "Dropout", "Cast"})
@@ -20,8 +20,6 @@ _HOMOGENEOUS = frozenset({"Identity", "Relu", "LeakyRelu", "Dropout", "Cast"})
 
 _VIEWS = frozenset({"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Identity", "Cast"})
 """Between a V projection and its MatMul with the probabilities; Expand repeats heads (grouped queries)."""
-
-_LINEAR = frozenset({"MatMul", "Gemm"})
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class _Walk:
     def _through(self, layer: Layer) -> Path | None:
         if layer.op_type == "LayerNormalization":
             return self._norm(layer)
-        if layer.op_type in _LINEAR:
+        if layer.op_type in MATRIX_OPS:
             return self._linear(layer)
         if layer.op_type in _HOMOGENEOUS:
             return self._only(layer.inputs[0], layer)
@@ -192,7 +190,7 @@ def _width(model: Model, name: str) -> int | None:
     if layer is not None and layer.op_type == "Add":
         inner = [side for side in layer.inputs if side in model.value_dependent]
         layer = model.producers.get(inner[0]) if len(inner) == 1 else None
-    if layer is None or layer.op_type not in _LINEAR:
+    if layer is None or layer.op_type not in MATRIX_OPS:
         return None
     weight = model.constant(layer.inputs[1])
     return int(weight.shape[weight_axis(layer, 1, 2)]) if weight is not None and weight.ndim == 2 else None

@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.compensation.givers import Giver, Path, value_readers, walk_back
-from diag.model.graph import Layer, Model, TensorInfo
+from diag.model.graph import MATRIX_OPS, Layer, Model, TensorInfo
 from diag.typed.operands import weight_axis
-
-_MATRIX_OPS = frozenset({"MatMul", "Gemm"})
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def _site(
 
 
 def _taker(model: Model, layer: Layer, tensor: str) -> Taker | None:
-    if layer.op_type not in _MATRIX_OPS or layer.domain or layer.inputs.count(tensor) != 1:
+    if layer.op_type not in MATRIX_OPS or layer.domain or layer.inputs.count(tensor) != 1:
         return None
     if layer.inputs[0] != tensor or layer.attributes.get("transA", 0):
         return None

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from diag.engines.emulation import TF32_SPLITTER, stub, tf32_rounding
-from diag.model.graph import Model, TensorInfo, captured_names
+from diag.model.graph import LINEAR_OPS, Model, TensorInfo, captured_names
 from diag.numerics.formats import round_tf32
-
-_OPS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
 def emulate_tf32(model: Model, types: Mapping[str, TensorInfo]) -> Model:
@@ -32,7 +30,7 @@ def emulate_tf32(model: Model, types: Mapping[str, TensorInfo]) -> Model:
     for node in model.proto.graph.node:
         copy = NodeProto()
         copy.CopyFrom(node)
-        if node.op_type in _OPS and node.domain in ("", "ai.onnx"):
+        if node.op_type in LINEAR_OPS and node.domain in ("", "ai.onnx"):
             for index, name in enumerate(node.input[:2]):
                 if _is_fp32(model, types, name):
                     copy.input[index] = _rounded(model, proto, weights, rounded, name)

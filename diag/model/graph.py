@@ -21,6 +21,9 @@ FLOAT_TYPES = frozenset(
 LINEAR_OPS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """Operators whose operands a format for operands (int8, fp8, tf32) means as a default."""
 
+MATRIX_OPS = frozenset({"MatMul", "Gemm"})
+"""Those of them whose operands are matrices, which formats with a scale for each block mean."""
+
 SHAPE_OF_VALUES = frozenset({"Shape", "Size"})  # their outputs depend on shapes, not on values
 
 

@@ -50,6 +50,10 @@ FORMATS: dict[str, Format] = {
 The last two share a scale in blocks and are named by their elements' limits: `diag.numerics.blocks`.
 """
 
+BLOCK_FORMATS = frozenset({"int4", "mxfp8", "nvfp4"})
+"""Formats with a scale for each block of weights: for MatMul and Gemm with constant weights, since TensorRT
+cuts blocks along the last two dimensions only."""
+
 
 def round_to(values: Float, fmt: Format) -> Float:
     """Round float32 values to a float format, ties to even; overflow becomes infinity where there is one.

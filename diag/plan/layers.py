@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from diag.model.graph import LINEAR_OPS, Layer, Model, TensorInfo
+from diag.model.graph import LINEAR_OPS, MATRIX_OPS, Layer, Model, TensorInfo
 from diag.model.shapes import infer
-
-BLOCK_OPS = frozenset({"MatMul", "Gemm"})
-"""Those of them whose weights can have a scale for each block (int4, mxfp8, nvfp4)."""
 
 _SUBGRAPH_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _QUANTIZER_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
@@ -91,7 +88,7 @@ def _constant_operand(model: Model, layer: Layer) -> bool:
 
 
 def _weights_on_the_right(model: Model, layer: Layer) -> bool:
-    return layer.op_type in BLOCK_OPS and layer.inputs[1] not in model.value_dependent
+    return layer.op_type in MATRIX_OPS and layer.inputs[1] not in model.value_dependent
 
 
 def float_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> frozenset[str]:

@@ -8,11 +8,12 @@ from typing import NoReturn
 
 from diag.errors import PlanError
 from diag.model.graph import Model, TensorInfo
+from diag.numerics.formats import BLOCK_FORMATS
 from diag.plan.groups import Group, find_groups
 from diag.plan.layers import FloatLayers, float_layers
 from diag.plan.match import Targets
 from diag.plan.residual import residual_adds
-from diag.plan.schema import BLOCK_FORMATS, OPERAND_FORMATS, QUANTIZED_FORMATS, Pin, Plan
+from diag.plan.schema import OPERAND_FORMATS, QUANTIZED_FORMATS, Pin, Plan
 
 UNTOUCHED = "fp32"
 """Format of layers that no plan lowers: constants, shape and index arithmetic, If, Loop and Scan."""

@@ -24,6 +24,7 @@ from pydantic import (
 
 from diag.errors import PlanError
 from diag.files import write_text
+from diag.numerics.formats import BLOCK_FORMATS
 from diag.plan.places import Document, parse_yaml
 from diag.plan.sentences import RefusedError, Trouble, say
 
@@ -32,10 +33,6 @@ SCHEMA = "trtdiag.plan/1"
 FloatFormat = Literal["fp32", "fp16", "bf16"]
 Placement = Literal["inputs", "fused"]
 Format = Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "mxfp8", "nvfp4"]
-
-BLOCK_FORMATS = frozenset({"int4", "mxfp8", "nvfp4"})
-"""Formats with a scale for each block of weights: for MatMul and Gemm with constant weights, since TensorRT
-cuts blocks along the last two dimensions only."""
 
 OPERAND_FORMATS = frozenset({"tf32", "int8", "fp8"}) | BLOCK_FORMATS
 """Formats of a layer's operands only: as a default they mean Conv, ConvTranspose, MatMul and Gemm."""

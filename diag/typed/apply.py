@@ -15,8 +15,8 @@ from diag.errors import ModelError
 from diag.model import shapes
 from diag.model.graph import FLOAT_TYPES, Layer, Model, TensorInfo
 from diag.model.load import OPSETS
-from diag.numerics.formats import FORMATS
-from diag.typed.blocks import BLOCK_FORMATS, WEIGHT, BlockLayers, BlockTuning, block_layers
+from diag.numerics.formats import BLOCK_FORMATS, FORMATS
+from diag.typed.blocks import WEIGHT, BlockLayers, BlockTuning, block_layers
 from diag.typed.fused import Scales, common_scales, without_fused
 from diag.typed.operands import Operand, brings_quantizers, operand_notes, quantized_operands
 from diag.typed.passes.correct_bias import correct_bias

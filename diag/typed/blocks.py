@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from diag.errors import PlanError
-from diag.model.graph import Layer, Model, TensorInfo
+from diag.model.graph import MATRIX_OPS, Layer, Model, TensorInfo
 from diag.numerics.blocks import MXFP8_BLOCK, NVFP4_BLOCK
+from diag.numerics.formats import BLOCK_FORMATS
 from diag.typed.operands import Operand, brings_quantizers, constant_value, weight_axis
 
 INT4_BLOCKS = (128, 64, 32)
 """Tried in this order where the plan names none."""
 
-BLOCK_FORMATS = frozenset({"int4", "mxfp8", "nvfp4"})
-BLOCK_OPS = frozenset({"MatMul", "Gemm"})
 _TRT_NOTE = (
     "MXFP8 and NVFP4 scale activations while the engine runs, for which ONNX has no operator: the file holds "
     "TensorRT's own (domain trt), which TensorRT and TensorRT-RTX read and ONNX Runtime does not"
@@ -122,7 +121,7 @@ def _block_layer(
     model: Model, layer: Layer, fmt: str, types: Mapping[str, TensorInfo], block_size: int | None
 ) -> BlockLayer | str:
     """The layer, or in words why it cannot have blocks."""
-    if layer.op_type not in BLOCK_OPS or layer.domain:
+    if layer.op_type not in MATRIX_OPS or layer.domain:
         return "only MatMul and Gemm have blocks"
     name = layer.inputs[WEIGHT]
     weight = constant_value(model, name)

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from diag.model.graph import LINEAR_OPS, Layer, Model, TensorInfo
+from diag.model.graph import LINEAR_OPS, MATRIX_OPS, Layer, Model, TensorInfo
 
-_MATRIX_OPS = frozenset({"MatMul", "Gemm"})
 _FOLDABLE = frozenset({"Identity", "Transpose", "Reshape", "Cast"})
 REARRANGES = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Operators that hand values on unchanged."""
@@ -101,7 +100,7 @@ def _operand(model: Model, layer: Layer, index: int, types: Mapping[str, TensorI
     if name in model.value_dependent:
         is_float = name in types and types[name].elem_type == TensorProto.FLOAT
         return Operand(layer.id, index, name, None, None) if is_float else None
-    if layer.op_type not in LINEAR_OPS or (index == 0 and layer.op_type not in _MATRIX_OPS):
+    if layer.op_type not in LINEAR_OPS or (index == 0 and layer.op_type not in MATRIX_OPS):
         return None
     weight = constant_value(model, name)
     if weight is None or weight.dtype != np.float32 or weight.ndim < 2:
