@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from diag.engines.emulation import stub
 from diag.model.graph import Model, captured_names
-from diag.model.load import INLINE_BYTES
+from diag.model.load import initializer
 from diag.typed.surgeon import NAMESPACE
 
 Float = NDArray[np.float32]
@@ -86,9 +85,10 @@ class Rewrite:
     def finish(self) -> Model:
         """The edited model. It has no fingerprint before it is saved and loaded."""
         graph = self._proto.graph
-        for initializer in graph.initializer:
-            if initializer.name in self._own:
-                initializer.CopyFrom(self._as_initializer(initializer.name))
+        for tensor in graph.initializer:
+            if tensor.name in self._own:
+                self._weights.pop(tensor.name, None)
+                tensor.CopyFrom(initializer(tensor.name, self._own[tensor.name], self._weights))
         ordered = [n for node in list(graph.node) for n in (*self._before.get(node.name, ()), node)]
         del graph.node[:]
         graph.node.extend(ordered)
@@ -100,11 +100,3 @@ class Rewrite:
             self._proto.graph.initializer.append(TensorProto(name=name))
         for declared in [v for v in self._proto.graph.input if v.name == name]:
             self._proto.graph.input.remove(declared)  # its shape may be another now, and nothing needs it
-
-    def _as_initializer(self, name: str) -> TensorProto:
-        values = self._own[name]
-        if values.nbytes <= INLINE_BYTES:
-            self._weights.pop(name, None)
-            return numpy_helper.from_array(values, name)
-        self._weights[name] = values
-        return stub(name, values)

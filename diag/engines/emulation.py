@@ -18,7 +18,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from diag.engines.block_quantizers import BlockQuantizer
 from diag.model import shapes
 from diag.model.graph import Model, TensorInfo, captured_names, constant_node_value
-from diag.model.load import INLINE_BYTES, make_stub
+from diag.model.load import initializer, stub
 from diag.numerics.blocks import E8M0, dequantize_blocks
 from diag.numerics.formats import dequantize, round_tf32
 from diag.typed.passes.insert_blocks import TRT_DOMAIN
@@ -242,22 +242,10 @@ class _Builder:
         name = tensor.name
         if tensor.data_type in HALF_TYPES:
             values = np.asarray(self.typed.constants[name]).astype(np.float32)
-            if values.nbytes <= INLINE_BYTES:
-                return numpy_helper.from_array(values, name)
-            self.weights[name] = values
-            return stub(name, values)
+            return initializer(name, values, self.weights)
         if name in self.typed.weights:
             self.weights[name] = self.typed.weights[name]
         return tensor
-
-
-def stub(name: str, values: NDArray[np.generic]) -> TensorProto:
-    """An initializer whose values are kept beside the graph."""
-    tensor = TensorProto(
-        name=name, data_type=helper.np_dtype_to_tensor_dtype(values.dtype), dims=values.shape
-    )
-    make_stub(tensor)
-    return tensor
 
 
 def rounding(source: str, target: str, half: int, name: str) -> list[NodeProto]:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
-from diag.engines.emulation import Emulation, emulate, rename, rounding, stub
+from diag.engines.emulation import Emulation, emulate, rename, rounding
 from diag.model.graph import Layer, Model, TensorInfo, captured_names
+from diag.model.load import stub
 from diag.typed.passes.raise_opset import owners, raise_opset
 
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose", "Dropout"})

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from diag.engines.emulation import TF32_SPLITTER, stub, tf32_rounding
+from diag.engines.emulation import TF32_SPLITTER, tf32_rounding
 from diag.model.graph import LINEAR_OPS, Model, TensorInfo, captured_names
+from diag.model.load import stub
 from diag.numerics.formats import round_tf32
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,6 +26,12 @@ MATRIX_OPS = frozenset({"MatMul", "Gemm"})
 """Those of them whose operands are matrices, which formats with a scale for each block mean."""
 
 SHAPE_OF_VALUES = frozenset({"Shape", "Size"})  # their outputs depend on shapes, not on values
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """`name`, or the first of `name#2`, `name#3`, ... that is not in `taken`."""
+    numbered = (f"{name}#{count}" for count in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from diag.errors import ModelError
 from diag.model import external, wire
 from diag.model.functions import inline_functions
-from diag.model.graph import Model
+from diag.model.graph import Model, free_name
 
 OPSETS = range(11, 25)
 STUB = "trtdiag:detached"
@@ -142,13 +142,8 @@ def _name_nodes(proto: ModelProto) -> None:
         kept.add(node.name)
     for node in nameless:
         first_output = next((name for name in node.output if name), "")
-        name = candidate = node.name or f"{node.op_type}:{first_output}"
-        count = 1
-        while candidate in kept:
-            count += 1
-            candidate = f"{name}#{count}"
-        node.name = candidate
-        kept.add(candidate)
+        node.name = free_name(node.name or f"{node.op_type}:{first_output}", kept)
+        kept.add(node.name)
 
 
 def _detach_weights(
@@ -182,6 +177,25 @@ def _take_values(tensor: TensorProto) -> NDArray[np.generic]:
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError) as error:
         raise ModelError(f"initializer {tensor.name!r} is malformed: {error}") from error
+
+
+def initializer(
+    name: str, values: NDArray[np.generic], weights: dict[str, NDArray[np.generic]]
+) -> TensorProto:
+    """A constant as a loaded model has it: large values are put into `weights`, beside the graph."""
+    if values.nbytes <= INLINE_BYTES:
+        return numpy_helper.from_array(values, name)
+    weights[name] = values
+    return stub(name, values)
+
+
+def stub(name: str, values: NDArray[np.generic]) -> TensorProto:
+    """An initializer whose values are kept beside the graph."""
+    tensor = TensorProto(
+        name=name, data_type=helper.np_dtype_to_tensor_dtype(values.dtype), dims=values.shape
+    )
+    make_stub(tensor)
+    return tensor
 
 
 def make_stub(tensor: TensorProto) -> None:

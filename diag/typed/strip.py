@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto
 
 from diag.errors import ModelError
 from diag.model.graph import Model, subgraphs
-from diag.model.load import INLINE_BYTES, make_stub
+from diag.model.load import initializer
 from diag.typed.brought import DEQUANTIZE, INTEGER_OPS, QUANTIZE, Quantizer, dequantized
 from diag.typed.operands import REARRANGES
 
@@ -53,7 +53,8 @@ def strip_quantizers(
     weights = dict(model.weights)
     for quantizer in quantizers:
         if quantizer.kind == "stored":
-            _store(proto, weights, quantizer.output, _values(model, quantizer))
+            stored = initializer(quantizer.output, _values(model, quantizer), weights)
+            proto.graph.initializer.append(stored)
     sources = {q.output: q.source for q in quantizers if q.kind != "stored"}
     relus = _put_back_relus(model, quantizers, sources)
     carriers = {name: sources.pop(name) for name in carried}
@@ -114,16 +115,6 @@ def _values(model: Model, quantizer: Quantizer) -> NDArray[np.float32]:
         return dequantized(codes, quantizer)
     except ValueError as error:
         raise ModelError(f"the scale of {quantizer.layer!r} does not fit its codes: {error}") from error
-
-
-def _store(
-    proto: ModelProto, weights: dict[str, NDArray[np.generic]], name: str, values: NDArray[np.float32]
-) -> None:
-    tensor = numpy_helper.from_array(np.ascontiguousarray(values), name)
-    if values.nbytes > INLINE_BYTES:
-        weights[name] = values
-        make_stub(tensor)
-    proto.graph.initializer.append(tensor)
 
 
 def _put_back_relus(

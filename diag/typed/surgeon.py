@@ -6,7 +6,7 @@ module paths); it is put back here, by node name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from onnx.helper import find_min_ir_version_for, np_dtype_to_tensor_dtype
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from diag.model.graph import free_name
 from diag.model.load import INLINE_BYTES, make_stub
 
 G_LOGGER.severity = G_LOGGER.ERROR  # it prints to standard output, where --json belongs to the caller
@@ -61,12 +62,15 @@ class Surgery:
 
     def fresh(self, name: str) -> str:
         """`name`, or the first of `name#2`, `name#3`, ... that no tensor and no node has."""
-        candidate, count = name, 1
-        while candidate in self.taken:
-            count += 1
-            candidate = f"{name}#{count}"
-        self.taken.add(candidate)
-        return candidate
+        found = free_name(name, self.taken)
+        self.taken.add(found)
+        return found
+
+    def put_before(self, added: Mapping[str, Sequence[Any]]) -> None:
+        """Put nodes in front of those that read them, by the latter's name."""
+        ordered = [n for node in self.graph.nodes for n in (*added.get(node.name, ()), node)]
+        self.graph.nodes.clear()
+        self.graph.nodes.extend(ordered)
 
     def constant(self, name: str, values: NDArray[np.generic], fmt: str | None = None) -> Any:
         """A new constant; large values go to `weights`, as they do in a loaded model.

@@ -58,9 +58,7 @@ def insert_blocks(
         elif layer.source in tuning.factors:
             node.inputs[0] = inserter.divided(node.inputs[0], layer)
         before[layer.layer] = inserter.take_pending()
-    ordered = [n for node in surgery.graph.nodes for n in (*before.get(node.name, ()), node)]
-    surgery.graph.nodes.clear()
-    surgery.graph.nodes.extend(ordered)
+    surgery.put_before(before)
 
 
 class _Inserter:

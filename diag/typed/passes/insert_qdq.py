@@ -48,9 +48,7 @@ def insert_qdq(
             replaced = inserter.activation(node.inputs[operand.input], operand.tensor, fmt, base)
         node.inputs[operand.input] = replaced
         before.setdefault(operand.layer, []).extend(inserter.take_pending())
-    ordered = [n for node in surgery.graph.nodes for n in (*before.get(node.name, ()), node)]
-    surgery.graph.nodes.clear()
-    surgery.graph.nodes.extend(ordered)
+    surgery.put_before(before)
 
 
 class _Inserter:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from diag.model.graph import captured_names
+from diag.model.graph import captured_names, free_name
 from diag.typed.fused import carried
 from diag.typed.surgeon import NAMESPACE
 
@@ -117,12 +117,9 @@ class _Mover:
         return _Pair(quantize, dequantize)
 
     def _fresh(self, name: str) -> str:
-        candidate, count = name, 1
-        while candidate in self._taken:
-            count += 1
-            candidate = f"{name}#{count}"
-        self._taken.add(candidate)
-        return candidate
+        found = free_name(name, self._taken)
+        self._taken.add(found)
+        return found
 
     def ordered(self) -> list[NodeProto]:
         """The nodes, each pair right behind the node that makes its values."""
