@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from diag.calibration.records import channels_text
+from diag.calibration.samples import evenly
 from diag.calibration.table import Awq, AwqLayer
 from diag.engines.onnxruntime import processors
 from diag.engines.watch import Watcher
@@ -50,8 +52,7 @@ class _Rows:
         vectors = values.reshape(-1, values.shape[-1])
         self.magnitude = self.magnitude + np.abs(vectors).sum(axis=0, dtype=np.float64)
         self.count += len(vectors)
-        chosen = np.linspace(0, len(vectors) - 1, min(most, len(vectors))).astype(np.intp)
-        self.sampled.append(np.ascontiguousarray(vectors[chosen]))
+        self.sampled.append(evenly(values, most))
 
     def halves(self) -> tuple[Float, Float]:
         """Rows to search on and rows held out: of other batches, where there are two."""
@@ -139,7 +140,7 @@ def _search_tensor(tensor: str, readers: Sequence[BlockLayer], rows: _Rows) -> _
         alpha = alpha if sum(after) * LEAST_GAIN < sum(before) else 0.0
     if not alpha:
         ratios, after = _steps(layers, search, held, plain)
-    text = " ".join(f"{factor:.9g}" for factor in factors) if alpha else ""
+    text = channels_text(factors if alpha else None) or ""
     kept = [bool(alpha) or new < old for old, new in zip(before, after, strict=True)]
     found = {
         reader.layer: AwqLayer(

@@ -35,7 +35,6 @@ Array = NDArray[Any]
 Limits = Mapping[str, Mapping[str, float]]
 _SIDES = ("a", "b")
 _DEAD = 1e-12
-"""An output vector with less than this share of the mean energy has no ratio of its own."""
 
 
 @dataclass
@@ -57,7 +56,7 @@ class _Reader:
     def observe(self, values: Mapping[str, Array], limits: Limits) -> None:
         given = {i: values[name] for i, name in self.tensors.items()} | self.weights
         signal = self._energies(given)
-        alive = signal > _DEAD * signal.mean()
+        alive = alive_vectors(signal)
         self.vectors += int(np.count_nonzero(alive))
         self.energy += float(signal.sum())
         for operand, tensor in self.tensors.items():
@@ -75,6 +74,11 @@ class _Reader:
         """Sum of squares of each output vector: along the channels of a convolution, else the last axis."""
         (output,) = self.session.run({_SIDES[i]: array for i, array in operands.items()}).values()
         return np.asarray(np.square(output, dtype=np.float64).sum(axis=self.axis)).reshape(-1)
+
+
+def alive_vectors(energies: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which vectors have a ratio of noise over signal of their own: those with 1e-12 of the mean energy."""
+    return np.asarray(energies > _DEAD * energies.mean())
 
 
 def choose_best(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.calibration.sums import VARIES, Channels, HalfSums, TensorSums
-from diag.calibration.table import Evidence, TensorRange
+from diag.calibration.table import Evidence, TensorRange, vector_of
 from diag.errors import TableError
 from diag.numerics.histogram import BINS, Histogram, bin_exponent
 
@@ -85,7 +85,7 @@ def _sums(found: TensorRange, evidence: Evidence) -> TensorSums:
         nonfinite=found.nonfinite,
         total=Fraction(evidence.total),
         energy=Fraction(evidence.energy),
-        channels=_channels(found.channel_absmax),
+        channels=channels_of(found.channel_absmax),
     )
 
 
@@ -98,7 +98,8 @@ def _histogram(text: str, exponent: int | None, absmax: float) -> Histogram:
     return Histogram(exponent, counts)
 
 
-def _channels(text: str | None) -> Channels | None:
+def channels_of(text: str | None) -> Channels | None:
+    """Channels from their text; empty when their number varies."""
     if text is None or text == _VARIES:
         return None if text is None else VARIES
-    return np.array([float(word) for word in text.split()], np.float32)
+    return vector_of(text)

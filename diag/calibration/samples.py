@@ -76,6 +76,13 @@ def sample_keys(batch: Mapping[str, Array]) -> list[int]:
     return [_key({name: array[i : i + 1] for name, array in batch.items()}) for i in range(samples)]
 
 
+def evenly(array: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
+    """At most `rows` vectors along the last axis of an array, evenly spaced, copied."""
+    vectors = array.reshape(-1, array.shape[-1])
+    chosen = np.linspace(0, len(vectors) - 1, min(rows, len(vectors))).astype(np.intp)
+    return np.ascontiguousarray(vectors[chosen])
+
+
 def _key(batch: Mapping[str, Array]) -> int:
     return int.from_bytes(hash_batch(batch), "big")
 

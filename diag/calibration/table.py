@@ -146,12 +146,12 @@ class Compensation(_Part):
 
     def weight_factors(self) -> dict[str, NDArray[np.float32]]:
         """`weight_ratios` as arrays of shape (channels,)."""
-        return {name: _vector(text) for name, text in self.weight_ratios.items()}
+        return {name: vector_of(text) for name, text in self.weight_ratios.items()}
 
     def bias_corrections(self, formats: Mapping[str, str]) -> dict[str, NDArray[np.float32]]:
         """`corrections` as arrays of shape (channels,), of the layers that are in `format`."""
         wanted = {name: text for name, text in self.corrections.items() if formats.get(name) == self.format}
-        return {name: _vector(text) for name, text in wanted.items()}
+        return {name: vector_of(text) for name, text in wanted.items()}
 
 
 class AwqLayer(_Part):
@@ -182,7 +182,7 @@ class Awq(_Part):
 
     def vectors(self) -> dict[str, NDArray[np.float32]]:
         """`factors` as arrays of shape (channels,)."""
-        return {name: _vector(text) for name, text in self.factors.items()}
+        return {name: vector_of(text) for name, text in self.factors.items()}
 
     def step_ratios(self, outputs: Mapping[str, int]) -> dict[str, NDArray[np.float32]]:
         """Ratios of the layers that kept theirs, shape (blocks, outputs), given their output channels.
@@ -200,7 +200,8 @@ class Awq(_Part):
         return found
 
 
-def _vector(text: str) -> NDArray[np.float32]:
+def vector_of(text: str) -> NDArray[np.float32]:
+    """Numbers with spaces between them, one for each channel."""
     return np.array([float(word) for word in text.split()], np.float32)
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from diag.calibration.best import layer_alone
 from diag.calibration.meter import CONVOLUTIONS, Meter
 from diag.compensation.draft import Draft
+from diag.compensation.layer_error import rounded_activation, rounded_channels
 from diag.engines.onnxruntime import Session
 from diag.model.graph import MATRIX_OPS, Model
-from diag.numerics.formats import FORMATS, dequantize, quantize, symmetric_scale
 from diag.typed.operands import Operand
 
 Float = NDArray[np.float32]
@@ -36,11 +36,9 @@ class _Layer:
 
     def rounded(self, draft: Draft, fmt: str) -> Float:
         """The weight as its codes give it back."""
-        values, axis = self.values, self.weight.channel_axis
-        others = tuple(i for i in range(values.ndim) if i != axis)
-        ratio = draft.weight_ratios.get(self.weight.tensor, np.float32(1))
-        scale = symmetric_scale(np.abs(values).max(axis=others) * ratio, FORMATS[fmt])
-        return dequantize(quantize(values, scale, FORMATS[fmt], axis), scale, axis)
+        axis, ratio = self.weight.channel_axis, draft.weight_ratios.get(self.weight.tensor, 1.0)
+        assert axis is not None
+        return rounded_channels(self.values, fmt, ratio, axis)
 
     @property
     def values(self) -> Float:
@@ -118,8 +116,7 @@ def _observed(
     for batch in batches:
         for name, array in meter.run(batch).values.items():
             exact = np.asarray(array, np.float32)
-            scale = symmetric_scale(np.array(draft.limit(name)), FORMATS[fmt])
-            rounded = dequantize(quantize(exact, scale, FORMATS[fmt]), scale)
+            rounded = rounded_activation(exact, fmt, draft.limit(name))
             if name in means:
                 means[name].add(exact, rounded)
             for layer in layers:

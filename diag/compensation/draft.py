@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.calibration.measurement import table_of
+from diag.calibration.records import channels_of
 from diag.calibration.run import RunOptions, measure
 from diag.calibration.samples import CalibrationFeeds
 from diag.calibration.table import TensorRange
@@ -44,12 +45,10 @@ class Draft:
         assert found is not None
         return found
 
-    def channel_absmax(self, tensor: str) -> Float | None:
-        """Largest magnitude in each channel (last axis), where the table has it."""
-        text = self.ranges[tensor].channel_absmax
-        if text is None or text == "varies":
-            return None
-        return np.array([float(word) for word in text.split()], np.float32)
+    def channel_absmax(self, tensor: str, rows: Float) -> Float:
+        """Largest magnitude in each channel (last axis) where the table has it, else of `rows`."""
+        found = channels_of(self.ranges[tensor].channel_absmax)
+        return np.abs(rows).max(axis=0) if found is None or len(found) != rows.shape[1] else found
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from diag.calibration.best import alive_vectors
 from diag.numerics.formats import FORMATS, dequantize, quantize, symmetric_scale
 
 Float = NDArray[np.float32]
-_DEAD = 1e-12
-"""A vector with less than this share of the mean energy has no ratio of its own."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +32,25 @@ class Rounding:
 
     def activation(self, rows: Float) -> Float:
         """Rows as the quantizer passes them on."""
-        fmt = FORMATS[self.format]
-        scale = symmetric_scale(np.array(self.limit), fmt)
-        return dequantize(quantize(rows, scale, fmt), scale)
+        return rounded_activation(rows, self.format, self.limit)
 
     def weight(self, number: int, values: Float) -> Float:
         """A weight, shape (channels, outputs), as its codes give it back."""
         ratio = self.ratios[number]
-        return rounded_columns(values, self.format, 1.0 if ratio is None else ratio)
+        return rounded_channels(values, self.format, 1.0 if ratio is None else ratio)
 
 
-def rounded_columns(values: Float, fmt: str, ratio: Float | float = 1.0) -> Float:
-    """A matrix quantized with one scale for each column, min-max times `ratio`."""
-    scale = symmetric_scale(np.abs(values).max(axis=0) * ratio, FORMATS[fmt])
-    return dequantize(quantize(values, scale, FORMATS[fmt], 1), scale, 1)
+def rounded_activation(values: Float, fmt: str, limit: float) -> Float:
+    """Values of any shape as a quantizer of that range passes them on."""
+    scale = symmetric_scale(np.array(limit), FORMATS[fmt])
+    return dequantize(quantize(values, scale, FORMATS[fmt]), scale)
+
+
+def rounded_channels(values: Float, fmt: str, ratio: Float | float = 1.0, axis: int = 1) -> Float:
+    """A weight quantized with one scale for each index of `axis`, min-max times `ratio`."""
+    others = tuple(i for i in range(values.ndim) if i != axis)
+    scale = symmetric_scale(np.abs(values).max(axis=others) * ratio, FORMATS[fmt])
+    return dequantize(quantize(values, scale, FORMATS[fmt], axis), scale, axis)
 
 
 class Reference:
@@ -65,7 +69,7 @@ class Reference:
     def noise_of(self, number: int, output: Float) -> float:
         """The same of one layer's output."""
         signal = self._signals[number]
-        alive = signal > _DEAD * signal.mean()
+        alive = alive_vectors(signal)
         error = _energies(output - self.outputs[number])
         if not alive.any():
             return 0.0
@@ -74,7 +78,7 @@ class Reference:
     def row_weights(self, number: int) -> Float:
         """1 / |output| of each row, by which rows count alike in a sum of squares; 0 for dead rows."""
         signal = self._signals[number]
-        alive = signal > _DEAD * signal.mean()
+        alive = alive_vectors(signal)
         return np.where(alive, 1 / np.sqrt(np.where(alive, signal, 1)), 0).astype(np.float32)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diag.calibration.meter import Meter
+from diag.calibration.samples import evenly
 from diag.compensation.sites import Site
 from diag.model.graph import Model
 
@@ -38,20 +39,3 @@ def rows_of(model: Model, tensors: Sequence[str], batches: Sequence[Batch], rows
         for name, array in meter.run(batch).values.items():
             found[name].append(evenly(np.asarray(array, np.float32), max(1, rows // len(batches))))
     return {name: np.concatenate(parts) for name, parts in found.items()}
-
-
-def evenly(array: Float, rows: int) -> Float:
-    """At most `rows` vectors of an array, evenly spaced, copied."""
-    vectors = array.reshape(-1, array.shape[-1])
-    chosen = np.linspace(0, len(vectors) - 1, min(rows, len(vectors))).astype(np.intp)
-    return np.ascontiguousarray(vectors[chosen])
-
-
-def first_batches(batches: Iterable[Batch], count: int) -> list[Batch]:
-    """The first `count` batches."""
-    found = []
-    for batch in batches:
-        found.append(batch)
-        if len(found) == count:
-            break
-    return found

@@ -46,9 +46,7 @@ def search_smoothing(
 ) -> Smoothing | None:
     """The strength with the least output error on `rows`; None when none is better on `held_rows`."""
     weights = weights_of(draft, site)
-    absmax = draft.channel_absmax(site.tensor)
-    if absmax is None or len(absmax) != site.channels:
-        absmax = np.abs(rows).max(axis=0)
+    absmax = draft.channel_absmax(site.tensor, rows)
     clip = draft.limit(site.tensor) / max(float(absmax.max()), 1e-30)
     reference = Reference(rows, weights)
     costs: list[tuple[float, float, Float]] = []

@@ -43,9 +43,7 @@ def search_split(
     if not counts:
         return None
     weights = weights_of(draft, site)
-    absmax = draft.channel_absmax(site.tensor)
-    if absmax is None or len(absmax) != site.channels:
-        absmax = np.abs(rows).max(axis=0)
+    absmax = draft.channel_absmax(site.tensor, rows)
     order = np.argsort(-absmax, kind="stable")
     reference, held = Reference(rows, weights), Reference(held_rows, weights)
     clip = draft.limit(site.tensor) / max(float(absmax.max()), 1e-30)

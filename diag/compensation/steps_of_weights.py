@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.compensation.draft import Draft
-from diag.compensation.layer_error import Reference, gain_db, rounded_columns
+from diag.compensation.layer_error import Reference, gain_db, rounded_channels
 from diag.compensation.sites import Site
 from diag.compensation.smoothing import weights_of
 
@@ -27,8 +27,8 @@ def search_weight_ratios(
     found = {}
     for number, (taker, weight) in enumerate(zip(site.takers, weights, strict=True)):
         chosen = _best(reference, number, weight, fmt, (1.0, *ratios))
-        before = held.noise_of(number, held.rows @ rounded_columns(weight, fmt))
-        after = held.noise_of(number, held.rows @ rounded_columns(weight, fmt, chosen))
+        before = held.noise_of(number, held.rows @ rounded_channels(weight, fmt))
+        after = held.noise_of(number, held.rows @ rounded_channels(weight, fmt, chosen))
         if after < before:
             found[taker.layer] = chosen, gain_db(before, after)
     return found
@@ -39,6 +39,6 @@ def _best(reference: Reference, number: int, weight: Float, fmt: str, ratios: Se
     alike = reference.row_weights(number)[:, None] ** 2
     errors = []
     for ratio in ratios:
-        error = np.square(reference.rows @ (rounded_columns(weight, fmt, ratio) - weight), dtype=np.float64)
+        error = np.square(reference.rows @ (rounded_channels(weight, fmt, ratio) - weight), dtype=np.float64)
         errors.append(error.sum(axis=0) * (error * alike).sum(axis=0))
     return np.asarray(np.take(np.asarray(ratios, np.float32), np.argmin(errors, axis=0)))

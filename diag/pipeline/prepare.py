@@ -125,6 +125,11 @@ class Planned:
         }
 
 
+def before_last_third(batches: int) -> int:
+    """How many of the batches are left to choose on where the last third is held out."""
+    return batches - max(1, batches // 3)
+
+
 def choose_plan(plan_path: str | None, fmt: str | None) -> Plan:
     """The plan that the user gave, as a file or as a format."""
     if (plan_path is None) == (fmt is None):

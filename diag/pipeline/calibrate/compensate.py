@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,22 +13,23 @@ from diag.calibration.measurement import table_of
 from diag.calibration.records import channels_text
 from diag.calibration.run import RunOptions, measure
 from diag.calibration.samples import CalibrationFeeds, open_calibration_feeds
-from diag.calibration.table import BEST, CHOICES, SEARCHED, CalibrationTable, Compensation, write_table
+from diag.calibration.table import BEST, SEARCHED, CalibrationTable, Compensation, write_table
 from diag.compensation.draft import Draft, Lowering, activations
 from diag.compensation.proposals import Workplace
-from diag.compensation.rows import Batch, first_batches
+from diag.compensation.rows import Batch
 from diag.compensation.rules import compensation_rules
 from diag.compensation.run import STEPS, Compensated, compensate
 from diag.compensation.trial import Bench, Damage, noise_over_signal
 from diag.engines.reference import examine
 from diag.errors import ModelError, NotEnoughEvidenceError, UsageError
-from diag.feeds import open_feeds
+from diag.feeds import Feeds, open_feeds
 from diag.files import output_file
 from diag.model.load import load_model
 from diag.model.save import save_model
 from diag.numerics.formats import FORMATS
+from diag.pipeline.calibrate.tables import known_method
 from diag.pipeline.compare.assemble import tensor_kinds
-from diag.pipeline.prepare import Planned, plan_on
+from diag.pipeline.prepare import Planned, before_last_third, plan_on
 from diag.plan.schema import Plan, plan_for_format, read_plan
 from diag.progress import Progress
 
@@ -165,36 +167,35 @@ def _lowering(planned: Planned) -> Lowering:
 
 def _method(settings: CompensateSettings, planned: Planned) -> str:
     """The method whose ranges are the start; `best` is one of the steps here."""
-    method = settings.method or planned.method or "minmax"
+    method = known_method(settings.method) or planned.method or "minmax"
     if method == BEST:
         raise UsageError(
             "compensation chooses among the ranges of all methods itself", "Leave out --method best."
         )
-    if method not in ("all", *CHOICES):
-        raise UsageError(f"there is no method {method!r}", f"Choose {', '.join(('all', *CHOICES))}.")
-    return "minmax" if method == "all" else method
+    return method
 
 
 def _data(settings: CompensateSettings, planned: Planned) -> _Data:
     inputs = planned.model.inputs
     feeds = open_calibration_feeds(settings.data, inputs, settings.limit, False)
     if settings.holdout is not None:
-        held = list(open_feeds(settings.holdout, inputs, settings.limit))
-        return _Data(feeds, _evenly(held, compensation_rules().judge_batches))
+        return _Data(feeds, _held(open_feeds(settings.holdout, inputs, settings.limit), 0))
     total = len(feeds)
     if total < 2:
         raise NotEnoughEvidenceError(
             "one batch cannot both calibrate and judge", "Give 2 batches or more, or --holdout DATA."
         )
-    kept = total - max(1, total // 3)
-    held = [batch for number, batch in enumerate(feeds) if number >= kept]
-    first = open_calibration_feeds(settings.data, inputs, kept, False)
-    return _Data(first, _evenly(held, compensation_rules().judge_batches))
+    kept = before_last_third(total)
+    return _Data(open_calibration_feeds(settings.data, inputs, kept, False), _held(feeds, kept))
 
 
-def _evenly(batches: Sequence[Batch], most: int) -> list[Batch]:
-    chosen = np.linspace(0, len(batches) - 1, min(most, len(batches))).astype(int)
-    return [batches[i] for i in chosen]
+def _held(feeds: Feeds, first: int) -> list[Batch]:
+    """Batches to judge on, spread evenly from number `first` on; no others are kept in memory."""
+    count = len(feeds) - first
+    chosen = set(
+        first + np.linspace(0, count - 1, min(compensation_rules().judge_batches, count)).astype(int)
+    )
+    return [batch for number, batch in enumerate(feeds) if number in chosen]
 
 
 def _judges(
@@ -205,7 +206,7 @@ def _judges(
     trust = examine(planned.model, data.held[0], planned.types)
     kinds = tensor_kinds(planned, trust)
     bench = Bench(lowering, planned.model, data.held, kinds, trust, rules, settings.damage)
-    searched = first_batches(data.calibration, rules.search_batches)
+    searched = list(islice(data.calibration, rules.search_batches))
     roles = {layer: role.name for layer, role in planned.roles.items()}
     place = Workplace(lowering, data.calibration, searched, data.held[: rules.search_batches], roles, rules)
     return place, bench

@@ -112,7 +112,7 @@ def calibrate(settings: CalibrateSettings, progress: Progress) -> CalibrationTab
 
 def merge(paths: Sequence[str], out: str, method: str | None) -> CalibrationTable:
     """Join tables of parts of the data and write the table of all of it. Raises TableError and UsageError."""
-    table = merge_tables(paths, _known(method))
+    table = merge_tables(paths, known_method(method))
     write_table(table, output_file(out))
     return table
 
@@ -120,7 +120,7 @@ def merge(paths: Sequence[str], out: str, method: str | None) -> CalibrationTabl
 def _job(settings: CalibrateSettings) -> _Job:
     if settings.jobs < 1:
         raise UsageError(f"{settings.jobs} processes can do nothing", "Give --jobs 1 or more.")
-    method = _known(settings.method)
+    method = known_method(settings.method)
     model, operands, planned, searched = _to_measure(settings)
     if settings.all_tensors and BEST in (method, planned):
         raise UsageError("the best method is measured on operands only", "Leave out --all-tensors.")
@@ -150,7 +150,7 @@ def _float_tensors(model: Model) -> tuple[str, ...]:
     return tuple(name for name in dependent if types[name].elem_type == TensorProto.FLOAT)
 
 
-def _known(method: str | None) -> str | None:
+def known_method(method: str | None) -> str | None:
     """The method to store; None when none was asked for. Raises UsageError for a name that is none."""
     if method is not None and method not in (ALL, *CHOICES):
         raise UsageError(f"there is no method {method!r}", f"Choose {', '.join((ALL, *CHOICES))}.")

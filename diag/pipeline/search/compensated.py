@@ -11,6 +11,7 @@ from diag.feeds import open_feeds
 from diag.files import output_folder
 from diag.model.load import load_model
 from diag.pipeline.calibrate.compensate import CompensateSettings, compensate_model
+from diag.pipeline.prepare import before_last_third
 from diag.pipeline.search.job import PinResult, pin_layers
 from diag.pipeline.search.settings import BeforePins, SearchSettings
 from diag.progress import Progress
@@ -80,4 +81,4 @@ def _chosen(settings: SearchSettings) -> int | None:
     if settings.holdout is not None:
         return settings.limit
     total = len(open_feeds(settings.data, load_model(settings.model).inputs, settings.limit))
-    return max(1, total - max(1, total // 3))
+    return max(1, before_last_third(total))

@@ -21,7 +21,7 @@ from diag.model import shapes
 from diag.model.graph import Model
 from diag.numerics.table import METRICS
 from diag.pipeline.compare.assemble import tensor_kinds
-from diag.pipeline.prepare import Planned, calibrate, choose_plan, plan_on
+from diag.pipeline.prepare import Planned, before_last_third, calibrate, choose_plan, plan_on
 from diag.pipeline.search.prices import Prices, open_prices
 from diag.pipeline.search.ranking_file import RankingFile, read_ranking
 from diag.pipeline.search.screen import MOST_CANDIDATES, screened
@@ -165,7 +165,7 @@ def _split(batches: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
             "one batch cannot both choose pins and prove them",
             "Give at least 2 batches (6 or more are better).",
         )
-    kept = batches - max(1, batches // 3)
+    kept = before_last_third(batches)
     return tuple(range(kept)), tuple(range(kept, batches))
 
 
