@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from diag.model.graph import Model
 from diag.numerics.formats import FORMATS
 
 _HEAD = b"TRT-"
+_VERSION = re.compile(r"\d+(\.\d+)*", re.ASCII)
 _STEPS = FORMATS["int8"].max
 """Range over scale in a cache."""
 
@@ -123,7 +125,8 @@ def cache_from_table(table: CalibrationTable, version: str | None, method: str |
     """The text of a cache that holds the scales of a table, INT8's, by `method` (None: the table's own).
 
     A table that was imported from a cache gives that cache again, entry for entry. `version` is the
-    TensorRT's that shall read it, which ignores any other's. Raises UsageError when it is not known,
+    TensorRT's that shall read it, which ignores any other's. Raises UsageError when it is not known or
+    none,
     TableError when the table lacks the method.
     """
     chosen = method or table.method
@@ -133,6 +136,8 @@ def cache_from_table(table: CalibrationTable, version: str | None, method: str |
             "TensorRT ignores a cache whose header names another version",
             "Say which TensorRT shall read it, --tensorrt-version 10.6.0 for example.",
         )
+    if version is not None and not _VERSION.fullmatch(version):
+        raise UsageError(f"{version!r} is no version of TensorRT", "Write it as 10.6.0.")
     scales = table.scales("int8", chosen)
     if kept is None:
         return cache_text(str(version), MINMAX if chosen == "minmax" else ENTROPY, scales)

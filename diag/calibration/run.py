@@ -14,7 +14,7 @@ from diag.calibration.samples import CalibrationFeeds
 from diag.calibration.state import Checkpoint
 from diag.calibration.workers import Workers
 from diag.engines.watch import overlapped
-from diag.errors import TableError
+from diag.errors import TableError, UsageError
 from diag.model.graph import Model
 from diag.progress import Progress
 
@@ -34,6 +34,11 @@ class RunOptions:
     checkpoint: Checkpoint | None = None
     more_follows: bool = False
     """Whether the checkpoint is to hold the end of the pass too, because long work follows."""
+
+    def __post_init__(self) -> None:
+        """Raises UsageError when no process would run the model."""
+        if self.jobs < 1:
+            raise UsageError(f"{self.jobs} processes can do nothing", "Give --jobs 1 or more.")
 
 
 def measure(

@@ -11,6 +11,16 @@ from diag.errors import UsageError
 from diag.pipeline.calibrate.cache_import import Imported, ImportSettings, export_cache, import_cache
 
 
+def refuse_idle(data: str | None, measures: bool, all_tensors: bool) -> None:
+    """Raise UsageError for options of a measurement that an import does not make."""
+    if all_tensors:
+        raise UsageError("an import has the tensors of its cache", "Leave out --all-tensors.")
+    if data is None and measures:
+        raise UsageError(
+            "without --data an import measures nothing", "Leave out --limit, --jobs and --skip-bad."
+        )
+
+
 def import_(settings: ImportSettings, method: str | None, output: Output) -> int:
     """Import a cache and say how it fits; a method cannot be chosen, since the cache has its own."""
     if method is not None:
@@ -23,8 +33,7 @@ def import_(settings: ImportSettings, method: str | None, output: Output) -> int
 
 def export(table_path: str, out: str, version: str | None, method: str | None, output: Output) -> int:
     """Write a table as a cache."""
-    table, entries = export_cache(table_path, out, version, method)
-    used = method or table.method
+    used, entries = export_cache(table_path, out, version, method)
     result = {"cache": out, "entries": entries, "method": used}
     output.result(result, lambda: f"{entries} scales ({used}) written: {out}")
     return 0

@@ -99,8 +99,9 @@ def run(
     quiet: options.Quiet = False,
 ) -> int:
     output = Output(as_json, quiet)
+    passes = jobs != 1 or skip_bad or all_tensors
     if compensate or model_out is not None or holdout is not None or steps is not None:
-        others = merged or export or import_ is not None or all_tensors or skip_bad or jobs != 1
+        others = merged or export or import_ is not None or tensorrt_version is not None or passes
         compensation.refuse_mixed(compensate, others)
         asked_model = _only(files)
         return compensation.run(
@@ -111,12 +112,14 @@ def run(
         )
     _refuse_mixed(merged, export, import_ is not None)
     if merged or export:
-        _refuse_data("--merge joins" if merged else "--export writes", data, plan, limit)
+        measures = data is not None or plan is not None or limit is not None or passes
+        _refuse_data("--merge joins" if merged else "--export writes", measures)
     if tensorrt_version is not None and not export:
         raise UsageError("--tensorrt-version says who reads a cache", "Give it with --export.")
     if export:
         return caches.export(_only(files), out, tensorrt_version, method, output)
     if import_ is not None:
+        caches.refuse_idle(data, limit is not None or jobs != 1 or skip_bad, all_tensors)
         asked = ImportSettings(_only(files), import_, out, data, plan, limit, jobs, skip_bad)
         return caches.import_(asked, method, output)
     if merged:
@@ -136,9 +139,12 @@ def _refuse_mixed(*modes: bool) -> None:
         raise UsageError("--merge, --import and --export are three different jobs", "Give one of them.")
 
 
-def _refuse_data(job: str, data: str | None, plan: str | None, limit: int | None) -> None:
-    if data is not None or plan is not None or limit is not None:
-        raise UsageError(f"{job} tables and reads no data", "Leave out --data, --plan and --limit.")
+def _refuse_data(job: str, measures: bool) -> None:
+    if measures:
+        raise UsageError(
+            f"{job} tables and reads no data",
+            "Leave out --data, --plan, --limit, --jobs, --skip-bad and --all-tensors.",
+        )
 
 
 def _only(files: list[str]) -> str:

@@ -50,7 +50,8 @@ def refuse_mixed(compensate: bool, others: bool) -> None:
     if others:
         raise UsageError(
             "--compensate measures a model anew, in one process, on all batches",
-            "Leave out --merge, --import, --export, --all-tensors, --skip-bad and --jobs.",
+            "Leave out --merge, --import, --export, --tensorrt-version, --all-tensors, --skip-bad "
+            "and --jobs.",
         )
 
 

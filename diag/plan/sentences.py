@@ -106,6 +106,6 @@ def _or(names: Sequence[str]) -> str:
 
 
 def _choices(expected: str) -> list[str]:
-    """Literal values out of pydantic's "'a', 'b' or 'c'"."""
+    """Literal values out of pydantic's "'a', 'b' or 'c'" or "1, 2 or 3"."""
     parts = [part.strip() for part in expected.replace(" or ", ", ").split(",")]
-    return [str(ast.literal_eval(part)) for part in parts if part.startswith("'")]
+    return [str(ast.literal_eval(part)) for part in parts if part.startswith("'") or part.isdigit()]

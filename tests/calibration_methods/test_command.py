@@ -53,6 +53,7 @@ def test_json_has_every_remark(command, model, folder, tmp_path):
         (("m.onnx", "n.onnx", "--data", "d"), "2 models"),
         (("--merge", "a.json"), "two tables"),
         (("--merge", "a.json", "b.json", "--data", "d"), "reads no data"),
+        (("--merge", "a.json", "b.json", "--skip-bad"), "reads no data"),
         (("--merge", "a.json", "b.json"), "a.json"),
     ],
 )

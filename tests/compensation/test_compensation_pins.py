@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from compensation_graphs import HIDDEN, WIDTH, Graph, data, outlier_gamma, uniform
-
-from diag.cli.main import run as run_command
+from ended import Ended
 
 
 def planted(folder: Path) -> str:
@@ -28,20 +27,15 @@ def planted(folder: Path) -> str:
     return g.saved(folder, ["y"])
 
 
-def command(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        run_command(list(words))
-    return int(ended.value.code or 0)
-
-
 def test_the_pin_of_a_planted_channel_becomes_unnecessary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trtdiag: Callable[..., Ended]
 ) -> None:
     out = tmp_path / "out"
     words = ["pin", planted(tmp_path), "--data", data(tmp_path / "data", 9), "--format", "int8"]
     words += ["--target", "sqnr_db>=30", "--out", str(out), "--compensate"]
-    assert command(*words, "--json") == 0
-    body = json.loads(capsys.readouterr().out)
+    ended = trtdiag(*words, "--json")
+    assert ended.code == 0
+    body = ended.json
     assert body["pins_without_compensation"] == ["bad"] == body["unnecessary_pins"]
     assert body["pins"] == []
     assert any(step["step"] == "smooth" and step["kept"] for step in body["steps"])
@@ -52,7 +46,7 @@ def test_the_pin_of_a_planted_channel_becomes_unnecessary(
     assert report["gate"]["passed"]
 
 
-def test_options_of_one_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_one_model_are_refused(tmp_path: Path, trtdiag: Callable[..., Ended]) -> None:
     words = ["pin", planted(tmp_path), "--data", data(tmp_path / "data", 3), "--format", "int8"]
     words += [
         "--target",
@@ -63,5 +57,6 @@ def test_options_of_one_model_are_refused(tmp_path: Path, capsys: pytest.Capture
         "--ranking",
         "r.json",
     ]
-    assert command(*words) == 2
-    assert "--ranking" in capsys.readouterr().err
+    ended = trtdiag(*words)
+    assert ended.code == 2
+    assert "--ranking" in ended.err

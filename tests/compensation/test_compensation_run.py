@@ -20,9 +20,9 @@ from compensation_graphs import (
     swiglu_model,
     uniform,
 )
+from ended import Ended
 
 from diag.calibration.table import CalibrationTable, read_table
-from diag.cli.main import run as run_command
 from diag.compensation import run as steps_of
 from diag.compensation.draft import Draft
 from diag.compensation.edit import Rewrite
@@ -203,31 +203,27 @@ def test_fp8_is_smoothed_too(tmp_path: Path) -> None:
     assert sqnr(found, before=False) > sqnr(found, before=True) + 3
 
 
-def command(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        run_command(list(words))
-    return int(ended.value.code or 0)
-
-
 def test_compare_and_convert_take_the_new_model_and_table_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trtdiag: Callable[..., Ended]
 ) -> None:
     model, feeds = planted_norm(tmp_path, 128), data(tmp_path / "data")
     better, table = str(tmp_path / "better.onnx"), str(tmp_path / "table.json")
-    found = command(
+    ended = trtdiag(
         "calibrate", model, "--data", feeds, "--compensate", "--out", table, "--model-out", better, "--json"
     )
-    assert found == 0
-    body = json.loads(capsys.readouterr().out)
+    assert ended.code == 0
+    body = ended.json
     assert body["model"] == better
     assert body["fp32_rel_l2"] < 1e-6
     assert {step["step"] for step in body["steps"]} <= set(steps_of.STEPS)
     held_out = data(tmp_path / "other", 2, seed=900)
     common = ("--format", "int8", "--data", held_out, "--quiet")
-    assert command("compare", better, *common, "--calibration", table, "--out", str(tmp_path / "after")) == 0
+    words = ("--calibration", table, "--out", tmp_path / "after")
+    assert trtdiag("compare", better, *common, *words).code == 0
     plain = str(tmp_path / "plain.json")
-    assert command("calibrate", model, "--data", feeds, "--out", plain, "--quiet") == 0
-    assert command("compare", model, *common, "--calibration", plain, "--out", str(tmp_path / "before")) == 0
+    assert trtdiag("calibrate", model, "--data", feeds, "--out", plain, "--quiet").code == 0
+    words = ("--calibration", plain, "--out", tmp_path / "before")
+    assert trtdiag("compare", model, *common, *words).code == 0
     scores = [
         min(
             o["metrics"]["sqnr_db"] for o in json.loads((tmp_path / n / "report.json").read_text())["outputs"]
@@ -236,9 +232,8 @@ def test_compare_and_convert_take_the_new_model_and_table_as_they_are(
     ]
     assert scores[1] > scores[0] + 20
     typed = str(tmp_path / "typed.onnx")
-    assert (
-        command("convert", better, "--format", "int8", "--calibration", table, "--out", typed, "--quiet") == 0
-    )
+    words = ("--calibration", table, "--out", typed)
+    assert trtdiag("convert", better, "--format", "int8", "--quiet", *words).code == 0
     assert read_table(table, load_model(better).sha256).compensation is not None
 
 
@@ -251,19 +246,29 @@ def test_compare_and_convert_take_the_new_model_and_table_as_they_are(
         (["--compensate", "--model-out", "m.onnx", "--method", "best"], "best"),
         (["--compensate", "--model-out", "m.onnx", "--merge"], "--merge"),
         (["--compensate", "--model-out", "m.onnx", "--jobs", "2"], "--jobs"),
+        (["--compensate", "--model-out", "m.onnx", "--tensorrt-version", "10.6.0"], "--tensorrt-version"),
     ],
 )
 def test_options_that_cannot_work(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, tmp_path: Path, trtdiag: Callable[..., Ended]
 ) -> None:
     model, feeds = norm_model(tmp_path, outlier_gamma(1)), data(tmp_path / "data", 2)
     table = str(tmp_path / "t.json")
-    assert command("calibrate", model, "--data", feeds, "--out", table, *words) == 2
-    assert said in capsys.readouterr().err
+    ended = trtdiag("calibrate", model, "--data", feeds, "--out", table, *words)
+    assert ended.code == 2
+    assert said in ended.err
 
 
-def test_the_new_model_may_not_replace_the_old(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("model_out", "out"), [("m", "t"), ("t", "t"), ("n", "m")])
+def test_each_file_has_a_place_of_its_own(
+    tmp_path: Path, trtdiag: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, model_out: str, out: str
+) -> None:
+    """And it is said before any work is done."""
+    monkeypatch.setattr("diag.pipeline.calibrate.compensate.begin", None)
     model, feeds = norm_model(tmp_path, outlier_gamma(1)), data(tmp_path / "data", 2)
-    words = ["calibrate", model, "--data", feeds, "--compensate", "--model-out", model, "--steps", "bias"]
-    assert command(*words, "--out", str(tmp_path / "t.json")) == 2
-    assert "replace" in capsys.readouterr().err
+    files = {"m": model, "t": str(tmp_path / "t.json"), "n": str(tmp_path / "new.onnx")}
+    words = ["--compensate", "--model-out", files[model_out], "--steps", "bias", "--out", files[out]]
+    ended = trtdiag("calibrate", model, "--data", feeds, *words)
+    assert ended.code == 2
+    assert "would replace" in ended.err
+    assert not Path(files["t"]).exists()

@@ -137,6 +137,11 @@ def test_a_needed_scale_that_is_infinite(trtdiag, model, cache, tmp_path):
         (("m.onnx", "--import", "c", "--method", "mse"), "brings its scales"),
         (("m.onnx", "--import", "gone"), "cannot be read"),
         (("t.json", "--export", "--data", "d"), "reads no data"),
+        (("t.json", "--export", "--jobs", "2"), "Leave out --data, --plan, --limit, --jobs"),
+        (("t.json", "--export", "--method", "average"), "no method 'average'"),
+        (("m.onnx", "--import", "c", "--all-tensors"), "Leave out --all-tensors"),
+        (("m.onnx", "--import", "c", "--limit", "2"), "measures nothing"),
+        (("m.onnx", "--import", "c", "--skip-bad"), "measures nothing"),
         (("m.onnx", "--data", "d", "--tensorrt-version", "10.6.0"), "with --export"),
         (("m.onnx", "--data", "d", "--all-tensors", "--method", "best"), "operands only"),
     ],
@@ -154,6 +159,23 @@ def test_a_measured_table_needs_a_version(trtdiag, model, data, tmp_path):
     ended = trtdiag("calibrate", tmp_path / "t.json", "--export", "--out", tmp_path / "c")
     assert ended.code == 2
     assert "--tensorrt-version 10.6.0 for example" in ended.err
+
+
+@pytest.mark.parametrize("version", ["banana", "10.x", "", "10.6.0rc1"])
+def test_what_is_no_version(trtdiag, model, data, tmp_path, version):
+    trtdiag("calibrate", model, "--data", data, "--out", tmp_path / "t.json")
+    words = ("--out", tmp_path / "c", "--tensorrt-version", version)
+    ended = trtdiag("calibrate", tmp_path / "t.json", "--export", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{version!r} is no version of TensorRT. Write it as 10.6.0." in ended.err
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_import_that_measures_in_no_process(trtdiag, model, cache, data, tmp_path):
+    words = ("--data", data, "--jobs", "0", "--out", tmp_path / "o")
+    ended = trtdiag("calibrate", model, "--import", cache(*GOOD), *words)
+    assert ended.code == 2
+    assert "0 processes" in ended.err
 
 
 def test_imported_ranges_answer_for_no_method(trtdiag, model, cache, tmp_path):

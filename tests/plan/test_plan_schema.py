@@ -176,6 +176,10 @@ REFUSED = [
         HEAD + "constants: {out_of_range: nan}\n",
         "the plan, line 3: constants.out_of_range cannot be 'nan'. Choices: clamp, inf.",
     ),
+    (
+        HEAD + "quantizer: {block_size: 48}\n",
+        "the plan, line 3: quantizer.block_size cannot be 48. Choices: 32, 64, 128.",
+    ),
     (HEAD + "placement: fuse\n", "the plan, line 3: placement cannot be 'fuse'. Did you mean 'fused'?"),
     (HEAD + "default: fp16\n", "the plan, line 3: key 'default' is given twice. Keep one of the two."),
     (

@@ -12,9 +12,10 @@ from diag.calibration.ranges import imported_cost
 from diag.calibration.run import RunOptions, measure
 from diag.calibration.samples import open_calibration_feeds
 from diag.calibration.scale_rules import scale_rules
-from diag.calibration.table import IMPORTED, CalibrationTable, TensorRange, read_table, write_table
+from diag.calibration.table import IMPORTED, SEARCHED, CalibrationTable, TensorRange, read_table, write_table
 from diag.engines.scale_cache import ScaleCache, read_scale_cache
 from diag.files import output_file, write_text
+from diag.pipeline.calibrate.tables import known_method
 from diag.pipeline.inspect.cache import finding_on, judge_cache, worst_first
 from diag.pipeline.prepare import Planned, plan_on
 from diag.plan.schema import plan_for_format, read_plan
@@ -136,14 +137,13 @@ def stale(ratios: Mapping[str, float]) -> list[Finding]:
     return found
 
 
-def export_cache(
-    table_path: str, out: str, version: str | None, method: str | None
-) -> tuple[CalibrationTable, int]:
-    """Write a table's scales as a TensorRT cache; the table, and the number of entries.
+def export_cache(table_path: str, out: str, version: str | None, method: str | None) -> tuple[str, int]:
+    """Write a table's scales as a TensorRT cache; the method that was used, and the number of entries.
 
-    Raises TableError and UsageError as `cache_from_table` does.
+    Raises TableError and UsageError as `cache_from_table` does, UsageError for a method that does not exist.
     """
+    asked = method if method in (IMPORTED, SEARCHED) else known_method(method)
     table = read_table(table_path)
-    text = cache_from_table(table, version, method)
+    text = cache_from_table(table, version, asked)
     write_text(text, output_file(out))
-    return table, text.count("\n") - 1
+    return asked or table.method, text.count("\n") - 1

@@ -77,10 +77,6 @@ class CompensationJob:
 
     def write(self, found: Compensated, model_out: Path, out: Path) -> CalibrationTable:
         """Write model and table. The table carries the fingerprint of the model as it was written."""
-        if model_out.resolve() == Path(self.settings.model).resolve():
-            raise UsageError(
-                "the new model would replace the one it is made from", "Give --model-out another name."
-            )
         draft = found.draft
         save_model(draft.model.proto, draft.model.weights, model_out)
         tensors = dict(draft.ranges)
@@ -126,10 +122,22 @@ def compensate_model(
     Without `holdout` the last third of the batches is held out. Raises NotEnoughEvidenceError when there is
     one batch only, ModelError when nothing is to be quantized, UsageError and PlanError as their names say.
     """
+    _refuse_one_file(settings)
     model_out, out = output_file(settings.model_out), output_file(settings.out)
     job = begin(settings, progress)
     found = job.run(settings.steps, progress)
     return job.write(found, model_out, out), found
+
+
+def _refuse_one_file(settings: CompensateSettings) -> None:
+    model, new, table = (Path(p).resolve() for p in (settings.model, settings.model_out, settings.out))
+    if new == model:
+        raise UsageError(
+            "the new model would replace the one it is made from", "Give --model-out another name."
+        )
+    if table in (model, new):
+        which = "model" if table == model else "new model"
+        raise UsageError(f"the table would replace the {which}", "Give --out another name.")
 
 
 def begin(settings: CompensateSettings, progress: Progress) -> CompensationJob:

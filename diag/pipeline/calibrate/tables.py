@@ -118,8 +118,6 @@ def merge(paths: Sequence[str], out: str, method: str | None) -> CalibrationTabl
 
 
 def _job(settings: CalibrateSettings) -> _Job:
-    if settings.jobs < 1:
-        raise UsageError(f"{settings.jobs} processes can do nothing", "Give --jobs 1 or more.")
     method = known_method(settings.method)
     model, operands, planned, searched = _to_measure(settings)
     if settings.all_tensors and BEST in (method, planned):
