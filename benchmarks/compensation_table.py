@@ -129,7 +129,7 @@ class Measure:
 
     def _measured(self, found: Compensated) -> Row:
         typed = self._job.lowering.typed(found.draft)
-        emulation = emulate(Model("typed", typed.proto, typed.weights, ""))
+        emulation = emulate(typed.model)
         record = Record()
         for number, output in enumerate(self._run(Model("", emulation.proto, emulation.weights, ""))):
             record.update(number, self._reference[number], output)

@@ -28,7 +28,6 @@ from diag.errors import EngineError
 from diag.feeds import Feeds, open_feeds
 from diag.kernels.audit import audit
 from diag.kernels.kernel import Kernel
-from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.numerics.formats import FORMATS
 from diag.numerics.measured import TensorKind
@@ -190,7 +189,7 @@ def _typed(bench: Bench, variant: Variant, found: Found) -> tuple[Planned, Path,
     found["formats"] = dict(typed.formats)
     if bench.reference is None:
         bench.reference = Remembering(OnnxRuntimeRunner(planned.model))
-    emulation = Remembering(OnnxRuntimeRunner.emulation(Model("typed", typed.proto, typed.weights, "")))
+    emulation = Remembering(OnnxRuntimeRunner.emulation(typed.model))
     for feed in bench.feeds(planned):  # while another process has the GPU
         bench.reference.run(feed)
         emulation.run(feed)

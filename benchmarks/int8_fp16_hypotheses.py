@@ -21,11 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
-from benchmarks.int8_fp16_variants import INT8_FP16, relative_l2
+from benchmarks.int8_fp16_variants import INT8_FP16, errors_in_words, outputs, replace_nodes
 from diag.engines.emulation import Emulation, emulate
-from diag.engines.onnxruntime import Session
 from diag.feeds import open_feeds
-from diag.model.graph import Model
 from diag.pipeline.prepare import Planned, plan_on, read_scales
 from diag.typed.passes.insert_qdq import storable, weight_scale
 
@@ -95,9 +93,7 @@ def residual(emulation: Emulation) -> Emulation:
 
 
 def _with_nodes(emulation: Emulation, nodes: list[NodeProto]) -> Emulation:
-    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del emulation.proto.graph.node[:]
-    emulation.proto.graph.node.extend(kept)
+    replace_nodes(emulation.proto.graph, nodes)
     return emulation
 
 
@@ -133,14 +129,10 @@ def main() -> None:
     every = np.concatenate([p.reshape(-1) for p in exact.values()])
     print(f"{np.mean(every < FP16_NORMAL):.1%} of {every.size} products of scales are subnormal in FP16")
     feeds = open_feeds(given.data, planned.model.inputs, given.limit)
-    session = Session(planned.model.proto, planned.model.weights)
-    reference = [session.run(feed) for feed in feeds]
+    reference = outputs(planned.model, feeds)
     for name, change in hypotheses(exact).items():
-        found = change(emulate(Model("typed", typed.proto, typed.weights, "")))
-        session = Session(found.proto, found.weights)
-        got = [session.run(feed) for feed in feeds]
-        errors = ", ".join(f"{output} {relative_l2(reference, got, output):.4f}" for output in reference[0])
-        print(f"{name}: relative L2 to FP32: {errors}", flush=True)
+        found = change(emulate(typed.model))
+        print(f"{name}: {errors_in_words(reference, outputs(found, feeds))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from diag.engines.emulation import emulate
+from diag.engines.emulation import Emulation, emulate
 from diag.engines.onnxruntime import Array, Session
 from diag.feeds import Feeds, open_feeds
 from diag.model.graph import LINEAR_OPS, Model
@@ -93,7 +93,7 @@ def fp32_scales(typed: TypedModel) -> TypedModel:
             nodes.append(helper.make_node("Cast", [node.output[0]], [wide], f"{node.name}/wide", to=1))
         else:
             nodes.append(node)
-    _replace_nodes(proto.graph, _without_round_trips(nodes, narrowed))
+    replace_nodes(proto.graph, _without_round_trips(nodes, narrowed))
     return TypedModel(proto, typed.weights, typed.formats, typed.notes)
 
 
@@ -122,7 +122,7 @@ def _without_round_trips(nodes: list[NodeProto], narrowed: dict[str, str]) -> li
 def large_scales(typed: TypedModel) -> TypedModel:
     """Weight scales times a power of two that makes their products with the activation's scale normal."""
     proto, weights = _copy(typed.proto), dict(typed.weights)
-    values = Model("typed", typed.proto, typed.weights, "").constants
+    values = typed.model.constants
     producer = {name: node for node in proto.graph.node for name in node.output}
     scales = {t.name: t for t in proto.graph.initializer}
     nodes: list[NodeProto] = []
@@ -140,7 +140,7 @@ def large_scales(typed: TypedModel) -> TypedModel:
         if shift > 0:
             nodes.append(_shifted(proto.graph, node, scales[weight.input[1]], scale, min(shift, _MOST_SHIFT)))
             weights.pop(weight.input[1], None)
-    _replace_nodes(proto.graph, nodes)
+    replace_nodes(proto.graph, nodes)
     return TypedModel(proto, weights, typed.formats, typed.notes)
 
 
@@ -166,7 +166,8 @@ def _copy(proto: ModelProto) -> ModelProto:
     return copy
 
 
-def _replace_nodes(graph: GraphProto, nodes: list[NodeProto]) -> None:
+def replace_nodes(graph: GraphProto, nodes: list[NodeProto]) -> None:
+    """Put nodes in place of the graph's; some may be the graph's own."""
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
@@ -174,9 +175,19 @@ def _replace_nodes(graph: GraphProto, nodes: list[NodeProto]) -> None:
 
 def emulated(typed: TypedModel, feeds: Feeds) -> list[dict[str, Array]]:
     """Outputs of each batch, every tensor rounded to its format."""
-    found = emulate(Model("typed", typed.proto, typed.weights, ""))
-    session = Session(found.proto, found.weights)
+    return outputs(emulate(typed.model), feeds)
+
+
+def outputs(model: Model | Emulation, feeds: Feeds) -> list[dict[str, Array]]:
+    """Outputs of each batch."""
+    session = Session(model.proto, model.weights)
     return [session.run(feed) for feed in feeds]
+
+
+def errors_in_words(reference: list[dict[str, Array]], got: list[dict[str, Array]]) -> str:
+    """`relative_l2` of each output."""
+    errors = ", ".join(f"{name} {relative_l2(reference, got, name):.4f}" for name in reference[0])
+    return f"relative L2 to FP32: {errors}"
 
 
 def relative_l2(reference: list[dict[str, Array]], got: list[dict[str, Array]], name: str) -> float:
@@ -199,16 +210,13 @@ def main() -> None:
     given = parser.parse_args()
     planned = plan_on(given.model, INT8_FP16)
     feeds = open_feeds(given.data, planned.model.inputs, given.limit)
-    session = Session(planned.model.proto, planned.model.weights)
-    reference = [session.run(feed) for feed in feeds]
+    reference = outputs(planned.model, feeds)
     given.out.mkdir(parents=True, exist_ok=True)
     for name, typed in variants(planned, given.calibration):
         save_model(typed.proto, typed.weights, given.out / f"{name}.onnx")
         if name in PLANS:
             write_plan(_fitting(PLANS[name], planned), given.out / f"{name}.yaml")
-        got = emulated(typed, feeds)
-        errors = ", ".join(f"{output} {relative_l2(reference, got, output):.4f}" for output in reference[0])
-        print(f"{name}: relative L2 to FP32: {errors}", flush=True)
+        print(f"{name}: {errors_in_words(reference, emulated(typed, feeds))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import math
 
 import numpy as np
 
-from benchmarks.int8_fp16_variants import emulated, relative_l2
-from diag.engines.onnxruntime import Array, Session
+from benchmarks.int8_fp16_variants import emulated, outputs, relative_l2
+from diag.engines.onnxruntime import Array
 from diag.feeds import open_feeds
 from diag.pipeline.prepare import plan_on, read_scales
 from diag.plan.schema import plan_for_format, plan_from_mapping
@@ -38,8 +38,7 @@ def main() -> None:
     given = parser.parse_args()
     planned = plan_on(given.model, plan_for_format("int8"))
     feeds = open_feeds(given.data, planned.model.inputs, given.limit)
-    session = Session(planned.model.proto, planned.model.weights)
-    reference = [session.run(feed) for feed in feeds]
+    reference = outputs(planned.model, feeds)
     for method in METHODS:
         plan = {"schema": "trtdiag.plan/1", "default": "int8", "quantizer": {"method": method}}
         chosen = planned.with_plan(plan_from_mapping(plan))

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from benchmarks.int8_fp16_variants import emulated, relative_l2
+from benchmarks.int8_fp16_variants import emulated, outputs, relative_l2
 from diag.engines.build import BuildOptions, build_rtx
-from diag.engines.onnxruntime import Session
 from diag.feeds import open_feeds
 from diag.kernels.kernel import WIDTH_BITS, Kernel
 from diag.model.save import save_model
@@ -82,8 +81,7 @@ def main() -> None:
         feeds = open_feeds(given.data, planned.model.inputs, given.limit)
         ranges = open_feeds(given.calibration_data or given.data, planned.model.inputs)
         typed = planned.apply(calibrate(planned, ranges, None, Silent())[0])
-        session = Session(planned.model.proto, planned.model.weights)
-        reference = [session.run(feed) for feed in feeds]
+        reference = outputs(planned.model, feeds)
         got = emulated(typed, feeds)
         errors = [f"{n} {-20 * math.log10(relative_l2(reference, got, n)):.2f} dB" for n in reference[0]]
         with tempfile.TemporaryDirectory() as folder:

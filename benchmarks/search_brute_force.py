@@ -23,7 +23,6 @@ from scipy.stats import spearmanr
 
 from diag.engines.onnxruntime import own_process
 from diag.gate.threshold import parse_threshold
-from diag.model.graph import Model
 from diag.pipeline.prepare import read_scales
 from diag.pipeline.search.job import pin_layers
 from diag.pipeline.search.settings import SearchSettings
@@ -57,7 +56,7 @@ class Brute:
         typed = planned.apply(read_scales(planned, self.search.table))
         batches = range(self.search.batches)
         self.passes += len(batches)
-        model = Model("typed", typed.proto, typed.weights, "")
+        model = typed.model
         return self.search.target.damage(self.search.variants.plan_metrics(model, batches))
 
 

@@ -92,7 +92,7 @@ class Bench:
         What is said of the outputs then speaks of those batches.
         """
         typed = self._lowering.typed(draft)
-        emulation = emulate(Model("typed", typed.proto, typed.weights, ""))
+        emulation = emulate(typed.model)
         session = Session(with_outputs(emulation.proto, self._outputs), emulation.weights)
         return self._measured(session, before)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from diag.model.graph import Model
 from diag.pipeline.prepare import Planned
 from diag.plan.residual import residual_adds
 from diag.report.schema import Finding, Mend
@@ -27,7 +26,7 @@ def structure_notes(planned: Planned, typed: TypedModel) -> tuple[str, ...]:
 
 def _biases(typed: TypedModel) -> Iterator[Finding]:
     """Half the range is worth a warning: other data, or another calibration, take it beyond."""
-    ratios = bias_ratios(Model("typed", typed.proto, typed.weights, ""))
+    ratios = bias_ratios(typed.model)
     near = {layer: ratio for layer, ratio in ratios.items() if ratio > INT32_MAX / 2}
     if not near:
         return

@@ -58,6 +58,11 @@ class TypedModel:
     """Whether engines get the quantizers where they fuse them; `proto` has them at the layers that read them,
     where their error belongs to the layer."""
 
+    @property
+    def model(self) -> Model:
+        """The typed graph as a model; it has no fingerprint."""
+        return Model("typed", self.proto, self.weights, "")
+
     @cached_property
     def for_engines(self) -> ModelProto:
         """What every engine runs, and what is written to a file: the numbers are those of `proto`."""

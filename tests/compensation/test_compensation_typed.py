@@ -32,7 +32,7 @@ def typed_outputs(model: Model, base: str = "fp32", **extra: object) -> np.ndarr
         model, {"linear": "int8", "relu": base}, base=base, scales={"int8": {"x": SCALE}}, **extra
     )
     onnx.checker.check_model(typed.proto, full_check=True)
-    emulation = emulate(Model("t", typed.proto, typed.weights, ""))
+    emulation = emulate(typed.model)
     return Session(emulation.proto, emulation.weights).run({"x": inputs()})["y"]
 
 
@@ -88,7 +88,7 @@ def test_corrections_of_a_convolution_are_along_its_channels() -> None:
 
     def run(corrections: dict[str, np.ndarray]) -> np.ndarray:
         typed = apply_formats(model, {"conv": "int8"}, scales={"int8": {"x": 0.03}}, corrections=corrections)
-        emulation = emulate(Model("t", typed.proto, typed.weights, ""))
+        emulation = emulate(typed.model)
         return Session(emulation.proto, emulation.weights).run(feed)["y"]
 
     correction = np.array([1, -2, 3, 0], np.float32)

@@ -71,7 +71,7 @@ def typed_model(
 
 
 def as_model(typed: TypedModel) -> Model:
-    return Model("typed", typed.proto, typed.weights, "")
+    return typed.model
 
 
 def all_values(proto: ModelProto, weights: Values, feeds: Values) -> dict[str, Array]:

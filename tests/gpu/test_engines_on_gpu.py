@@ -23,7 +23,6 @@ from diag.engines.stamp import Identity, read_stamp, write_stamp
 from diag.engines.tf32 import emulate_tf32
 from diag.errors import EngineError
 from diag.feeds import open_feeds
-from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.numerics.measured import TensorKind, measure_tensor
 from diag.numerics.metrics import error_metrics
@@ -106,7 +105,7 @@ class Case:
 
     def gaps(self) -> tuple[float, float]:
         """Relative L2 of the engine against emulation and reference."""
-        typed = Model("typed", self.typed.proto, self.typed.weights, "")
+        typed = self.typed.model
         feed = self.feeds.first()
         with TensorRtRunner(self.engine, self.identity) as runner:
             built = runner.run(feed)

@@ -344,7 +344,7 @@ def test_moving_changes_no_bit(name: str, base: str) -> None:
     model, feeds = from_proto(fixture.model), fixture.batch(2)
     case = applied(model, feeds, base=base)
     moved = Model("moved", case.typed.for_engines, case.typed.weights, "")
-    found = [emulate(m) for m in (moved, Model("typed", case.typed.proto, case.typed.weights, ""))]
+    found = [emulate(m) for m in (moved, case.typed.model)]
     first, second = (Session(e.proto, e.weights).run(feeds) for e in found)
     for output, values in first.items():
         np.testing.assert_array_equal(values, second[output])

@@ -12,7 +12,6 @@ from benchmarks.int8_fp16_variants import INT8_FP16, emulated, relative_l2, vari
 from diag.engines.emulation import emulate
 from diag.engines.onnxruntime import Array, Session
 from diag.feeds import open_feeds
-from diag.model.graph import Model
 from diag.model.save import embedded
 from diag.pipeline.calibrate.tables import calibrate_model
 from diag.pipeline.prepare import Planned, plan_on, read_scales
@@ -78,7 +77,7 @@ def test_each_differs_in_what_it_says(made: dict[str, TypedModel]) -> None:
 
 def test_large_scales_leaves_no_subnormal_product(made: dict[str, TypedModel]) -> None:
     typed = made["large-scales"]
-    constants = Model("typed", typed.proto, typed.weights, "").constants
+    constants = typed.model.constants
     producer = {name: node for node in typed.proto.graph.node for name in node.output}
     for node in (n for n in typed.proto.graph.node if n.op_type == "MatMul"):
         scales = [constants[producer[name].input[1]].astype(np.float64) for name in node.input]
@@ -95,7 +94,7 @@ def test_a_flushed_product_costs_what_it_carried(case: tuple[Planned, str, str])
     feeds = open_feeds(data, planned.model.inputs)
 
     def outputs(name: str, given: dict[str, np.ndarray]) -> list[dict[str, Array]]:
-        found = hypotheses(given)[name](emulate(Model("typed", typed.proto, typed.weights, "")))
+        found = hypotheses(given)[name](emulate(typed.model))
         session = Session(found.proto, found.weights)
         return [session.run(feed) for feed in feeds]
 

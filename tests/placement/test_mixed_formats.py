@@ -95,7 +95,7 @@ def scales() -> dict[str, dict[str, float]]:
 
 
 def run(typed: TypedModel) -> Array:
-    found = emulate(Model("typed", typed.proto, typed.weights, ""))
+    found = emulate(typed.model)
     return Session(found.proto, found.weights).run({"x": X})["y"]
 
 

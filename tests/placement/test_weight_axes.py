@@ -131,7 +131,7 @@ def with_bias(op: str, weight: Array, bias: Array, x: list[int], **attributes: A
 
 
 def ratios(typed: TypedModel) -> Mapping[str, float]:
-    return bias_ratios(Model("typed", typed.proto, typed.weights, ""))
+    return bias_ratios(typed.model)
 
 
 @settings(max_examples=30, deadline=None)

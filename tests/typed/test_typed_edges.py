@@ -26,7 +26,7 @@ def run(model: Model, feeds: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def emulated(typed: TypedModel, feeds: dict[str, Any]) -> dict[str, np.ndarray]:
     """Rounded at every tensor; ONNX Runtime itself would drop a cast to FP16 and back."""
-    emulation = emulate(Model("typed", typed.proto, typed.weights, ""))
+    emulation = emulate(typed.model)
     return Session(emulation.proto, emulation.weights).run(feeds)
 
 

@@ -82,7 +82,7 @@ cases = pytest.mark.parametrize(
 
 
 def emulated(case: Rewritten, feeds: Feeds, outputs: list[str] | None = None) -> dict[str, np.ndarray]:
-    emulation = emulate(Model("typed", case.typed.proto, case.typed.weights, ""))
+    emulation = emulate(case.typed.model)
     proto = emulation.proto
     for name in outputs or ():
         proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))

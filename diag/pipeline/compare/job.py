@@ -22,7 +22,6 @@ from diag.feeds import open_feeds
 from diag.files import output_folder, write_texts
 from diag.gate.threshold import require_outputs
 from diag.model import shapes
-from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.pipeline.compare import findings as findings_of
 from diag.pipeline.compare.assemble import Clock, Job, assemble, tensor_kinds
@@ -120,7 +119,7 @@ def refuse_settings(planned: Planned, settings: CompareSettings) -> None:
 
 def _compare_layers(job: Job, progress: Progress) -> tuple[Comparison, tuple[Watch, ...]]:
     model, types = job.planned.model, job.planned.types
-    paired = pair(model, Model("typed", job.typed.proto, job.typed.weights, ""), types)
+    paired = pair(model, job.typed.model, types)
     concrete = shapes.infer(model, shapes.bind(model, job.feeds.shapes()), job.trust.shape_values)
     progress.start("loading the sessions", None)
     run = SlicedRun(paired, concrete, job.settings.slice_mb << 20)

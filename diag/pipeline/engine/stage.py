@@ -179,7 +179,7 @@ def _run(
     """Run and time the engine, then ask whose its errors are."""
     typed = subject.typed
     reference = OnnxRuntimeRunner(subject.planned.model)
-    emulation = OnnxRuntimeRunner.emulation(Model("typed", typed.proto, typed.weights, ""))
+    emulation = OnnxRuntimeRunner.emulation(typed.model)
     feed = subject.feeds.first()
     with TensorRtRunner(engine.path) as runner:
         progress.start("running the engine", len(subject.feeds))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diag.model.graph import Model
 from diag.pipeline.prepare import read_scales
 from diag.pipeline.search.setup import Search
 from diag.pipeline.search.trials import Metrics
@@ -53,7 +52,7 @@ def weigh(search: Search, plan: Plan, label: str, kind: Kind, pins: int = 0) -> 
     """Outputs of a whole plan, as the typed model has it, on the held-out batches; and its price."""
     planned = search.planned.with_plan(plan)
     typed = planned.apply(read_scales(planned, search.table or None))
-    metrics = search.variants.plan_metrics(Model("typed", typed.proto, typed.weights, ""), search.held_out)
+    metrics = search.variants.plan_metrics(typed.model, search.held_out)
     return Weighed(label, kind, pins, metrics, search.prices.plan(typed.formats), plan)
 
 

@@ -178,7 +178,7 @@ def _switchable(
     progress: Progress,
 ) -> tuple[list[Candidate], Switchable]:
     """The candidates, and the graph in which each can be raised."""
-    lowered_model = Model("typed", typed.proto, typed.weights, "")
+    lowered_model = typed.model
     candidates = ranked.candidates() if ranked else _candidates(planned, typed.formats)
     if ranked is None and len(candidates) > MOST_CANDIDATES:
         candidates = screened(planned, lowered_model, candidates, feed, trust, progress)
