@@ -17,8 +17,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from diag.engines.block_quantizers import BlockQuantizer
 from diag.model import shapes
-from diag.model.graph import Model, TensorInfo, captured_names, constant_node_value
-from diag.model.load import initializer, stub
+from diag.model.graph import Model, TensorInfo, constant_node_value
+from diag.model.load import drop_unused, initializer, stub
 from diag.numerics.blocks import E8M0, dequantize_blocks
 from diag.numerics.formats import dequantize, round_tf32
 from diag.typed.passes.insert_blocks import TRT_DOMAIN
@@ -219,7 +219,7 @@ class _Builder:
         folded = [name for name in self.weights if name not in self.typed.initializers]
         proto.graph.initializer.extend(stub(name, self.weights[name]) for name in folded)
         proto.graph.initializer.extend(self.shared.values())
-        _drop_unused(proto, self.weights)
+        drop_unused(proto, self.weights)
         half = {self.alias.get(n, n): self._half(n) for n in self.types if self._half(n)}
         return Emulation(proto, self.weights, half)
 
@@ -317,13 +317,3 @@ def _rename_captured(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         rename(inner, outer)
     for value in graph.output:
         value.name = outer.get(value.name, value.name)
-
-
-def _drop_unused(proto: ModelProto, weights: dict[str, NDArray[np.generic]]) -> None:
-    used = {name for node in proto.graph.node for name in (*node.input, *captured_names(node))}
-    used |= {value.name for value in proto.graph.output}
-    kept = [tensor for tensor in proto.graph.initializer if tensor.name in used]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept)
-    for name in [name for name in weights if name not in used]:
-        del weights[name]

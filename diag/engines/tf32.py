@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from diag.engines.emulation import TF32_SPLITTER, tf32_rounding
-from diag.model.graph import LINEAR_OPS, Model, TensorInfo, captured_names
-from diag.model.load import stub
+from diag.model.graph import LINEAR_OPS, Model, TensorInfo
+from diag.model.load import drop_unused, stub
 from diag.numerics.formats import round_tf32
 
 
@@ -36,19 +36,8 @@ def emulate_tf32(model: Model, types: Mapping[str, TensorInfo]) -> Model:
                 if _is_fp32(model, types, name):
                     copy.input[index] = _rounded(model, proto, weights, rounded, name)
         proto.graph.node.append(copy)
-    _drop_unused(proto, weights)
+    drop_unused(proto, weights)  # rounded copies took the place of some
     return Model(f"{model.path} in TF32", proto, weights, "")
-
-
-def _drop_unused(proto: ModelProto, weights: dict[str, NDArray[np.generic]]) -> None:
-    """Without the weights whose rounded copies took their place; ONNX Runtime refuses values of none."""
-    used = {name for node in proto.graph.node for name in (*node.input, *captured_names(node))}
-    used |= {value.name for value in proto.graph.output}
-    for index in reversed(range(len(proto.graph.initializer))):
-        name = proto.graph.initializer[index].name
-        if name not in used:
-            del proto.graph.initializer[index]
-            weights.pop(name, None)
 
 
 def _is_fp32(model: Model, types: Mapping[str, TensorInfo], name: str) -> bool:

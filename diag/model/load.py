@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from diag.errors import ModelError
 from diag.model import external, wire
 from diag.model.functions import inline_functions
-from diag.model.graph import Model, free_name
+from diag.model.graph import Model, captured_names, free_name
 
 OPSETS = range(11, 25)
 STUB = "trtdiag:detached"
@@ -187,6 +187,18 @@ def initializer(
         return numpy_helper.from_array(values, name)
     weights[name] = values
     return stub(name, values)
+
+
+def drop_unused(proto: ModelProto, weights: dict[str, NDArray[np.generic]]) -> set[str]:
+    """Take out constants that nothing reads: ONNX Runtime refuses their values. The names that are read."""
+    read = {name for node in proto.graph.node for name in (*node.input, *captured_names(node))}
+    read |= {value.name for value in proto.graph.output}
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name in read]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    for name in [name for name in weights if name not in read]:
+        del weights[name]
+    return read
 
 
 def stub(name: str, values: NDArray[np.generic]) -> TensorProto:

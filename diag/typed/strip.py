@@ -18,7 +18,7 @@ from onnx import ModelProto, NodeProto
 
 from diag.errors import ModelError
 from diag.model.graph import Model, subgraphs
-from diag.model.load import initializer
+from diag.model.load import drop_unused, initializer
 from diag.typed.brought import DEQUANTIZE, INTEGER_OPS, QUANTIZE, Quantizer, dequantized
 from diag.typed.operands import REARRANGES
 
@@ -177,18 +177,7 @@ def _rewire(node: NodeProto, names: Mapping[str, str]) -> None:
 
 def _drop_unused(proto: ModelProto, weights: dict[str, NDArray[np.generic]]) -> None:
     """Remove scales and codes that nothing reads any more, and shapes of tensors that are gone."""
-    read = {value.name for value in proto.graph.output} | set(_reads(proto.graph))
-    for tensor in [t for t in proto.graph.initializer if t.name not in read]:
-        proto.graph.initializer.remove(tensor)
-        weights.pop(tensor.name, None)
+    read = drop_unused(proto, weights)
     for node in [n for n in proto.graph.node if n.op_type == "Constant" and n.output[0] not in read]:
         proto.graph.node.remove(node)
     del proto.graph.value_info[:]
-
-
-def _reads(graph: onnx.GraphProto) -> list[str]:
-    found = [name for node in graph.node for name in node.input]
-    for node in graph.node:
-        for inner in subgraphs(node):
-            found += [*_reads(inner), *(value.name for value in inner.output)]
-    return found
