@@ -102,11 +102,13 @@ def choose_best(
     progress.start("weighing the methods by the layers' outputs", len(wanted))
 
     def sampled() -> Iterator[Mapping[str, Array]]:
-        for _, _, batch in feeds.read(_pass_over if skip_bad else None):
+        for batch in feeds.again(skip_bad):
             if (key := split(batch).key) in wanted:
                 yield batch
                 wanted.discard(key)
                 progress.advance()
+            if not wanted:
+                return
 
     costs = output_costs(model, operands, limits, sampled())
     if wanted:
@@ -137,10 +139,6 @@ def output_costs(
         for reader in readers:
             reader.observe(values, limits)
     return _costs(readers, with_energy)
-
-
-def _pass_over(number: int, origin: str) -> None:
-    """Batches that were left out before are left out again, silently."""
 
 
 def _readers(model: Model, operands: Sequence[Operand]) -> list[_Reader]:

@@ -104,6 +104,10 @@ class CalibrationFeeds(Feeds):
                 continue
             yield number, raw.origin, checked(raw, self._inputs)
 
+    def again(self, skip_bad: bool) -> Iterator[Batch]:
+        """The batches, once a pass has named those to leave out: with `skip_bad` they are now, in silence."""
+        return (batch for _, _, batch in self.read((lambda number, origin: None) if skip_bad else None))
+
 
 def open_calibration_feeds(
     spec: str, inputs: Mapping[str, TensorInfo], limit: int | None, skip_bad: bool

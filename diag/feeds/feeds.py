@@ -39,8 +39,10 @@ class Feeds:
         """`limit`: take only the first so many batches; `finite`: refuse NaN and infinity; `labelled`: allow
         arrays that are no inputs.
 
-        Use `open_feeds` to make one from a path.
+        Use `open_feeds` to make one from a path. Raises UsageError on a limit below 1.
         """
+        if limit is not None and limit < 1:
+            raise UsageError(f"a limit of {limit} batches leaves nothing to run", "Give 1 or more.")
         self._source = source
         self._inputs = inputs
         self._limit = limit
@@ -123,8 +125,6 @@ def open_feeds(
 
     Raises DataError when the data are missing, unreadable or do not fit; UsageError on a limit below 1.
     """
-    if limit is not None and limit < 1:
-        raise UsageError(f"a limit of {limit} batches leaves nothing to run", "Give 1 or more.")
     feeds = Feeds(open_source(spec, inputs), inputs, limit, finite, labelled)
     feeds.shapes()
     return feeds

@@ -64,7 +64,9 @@ def test_words_that_cannot_work(command, tmp_path, monkeypatch, words, said):
     assert not (tmp_path / "t.json").exists()
 
 
-@pytest.mark.parametrize(("option", "value"), [("--jobs", 0), ("--method", "average"), ("--limit", 0)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--jobs", 0), ("--method", "average"), ("--limit", 0), ("--limit", -1)]
+)
 def test_options_out_of_range(command, model, folder, tmp_path, option, value):
     code, _, error = command(model, "--data", folder("d", 0), "--out", tmp_path / "t.json", option, value)
-    assert code == 2 and "trtdiag: error" in error
+    assert code == 2 and "trtdiag: error" in error and "Traceback" not in error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from diag.calibration.samples import CalibrationFeeds, open_calibration_feeds
 from diag.calibration.state import Checkpoint
 from diag.calibration.table import BEST, CHOICES, CalibrationTable, write_table
 from diag.errors import ModelError, UsageError
-from diag.feeds.source import Batch
 from diag.files import output_file
 from diag.model import shapes
 from diag.model.graph import LINEAR_OPS, Model
@@ -100,7 +99,9 @@ def calibrate(settings: CalibrateSettings, progress: Progress) -> CalibrationTab
         progress.start("computing ranges", None)
         table = table_of(found, job.model.sha256, job.method)
     if job.searched:
-        found_awq = search_awq(job.model, job.searched, _batches(job), len(job.feeds), progress)
+        found_awq = search_awq(
+            job.model, job.searched, job.feeds.again(settings.skip_bad), len(job.feeds), progress
+        )
         table = table.model_copy(update={"awq": found_awq})
     if job.method == BEST:
         table = choose_best(job.model, job.operands, table, job.feeds, settings.skip_bad, progress)
@@ -132,12 +133,6 @@ def _job(settings: CalibrateSettings) -> _Job:
             "searches them on data), and MXFP8 finds them while the engine runs.",
         )
     return _Job(settings, model, operands, method or planned, feeds, output_file(settings.out), searched)
-
-
-def _batches(job: _Job) -> Iterator[Batch]:
-    """The batches, those that are not finite left out where the user said so (they were named before)."""
-    skip: Callable[[int, str], None] | None = (lambda number, origin: None) if job.settings.skip_bad else None
-    return (batch for _, _, batch in job.feeds.read(skip))
 
 
 def _float_tensors(model: Model) -> tuple[str, ...]:
