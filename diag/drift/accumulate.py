@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from diag.calibration import samples
 from diag.calibration.sums import MOST_CHANNELS, channel_extremes
-from diag.drift.counting import Rows, Workspace, count_tensor, not_seen
+from diag.drift.counting import Rows, count_tensor, not_seen
 from diag.drift.merge import Merger, worst_of
-from diag.drift.stats import FIGURES, HALVES, MOMENTS, SAMPLED, VARIES, Channels, Source, Stats
+from diag.drift.stats import FIGURES, HALVES, MOMENTS, SAMPLED, VARIES, Channels, Source, Stats, Tensor
 from diag.numerics.exact import ExactSums
 
 Array = NDArray[Any]
@@ -69,18 +69,21 @@ def count_batch(
     requests: Requests,
     axes: Mapping[str, int] | None = None,
     source: Source | None = None,
+    each: Callable[[Callable[[Tensor], Rows], Iterable[Tensor]], Iterable[Rows]] = map,
 ) -> Stats:
     """Statistics of one batch, to be merged with `like` (`empty_stats` of the model, table and tensors).
 
     `values`: the tensors by name, any shape and numeric type; some may be absent. `axes`: the channel axis
     (1 or -1) of each tensor whose channels are asked for. `source`: by default one batch of these requests.
+    `each`: `map`, or that of a pool of threads, which then counts several tensors at a time.
     """
-    space = Workspace()
     halves = requests.halves
-    found = [
-        count_tensor(np.asarray(values[t.name]), t, halves, space) if t.name in values else not_seen(halves)
-        for t in like.tensors
-    ]
+
+    def count(tensor: Tensor) -> Rows:
+        seen = tensor.name in values
+        return count_tensor(np.asarray(values[tensor.name]), tensor, halves) if seen else not_seen(halves)
+
+    found = list(each(count, like.tensors))
     figures = _Figures(found, requests)
     sample_keys, sample = figures.sample()
     worst_keys, worst = figures.worst()
@@ -96,7 +99,7 @@ def count_batch(
         channels={
             name: _channels(np.asarray(values[name]), axis)
             for name, axis in (axes or {}).items()
-            if name in values
+            if name in values and np.size(values[name])
         },
         source=source or Source(batches=1, requests=len(requests.labels), identity=requests.identity),
         worst_keys=worst_keys,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Any
 
@@ -16,9 +17,10 @@ from diag.calibration.table import CalibrationTable
 from diag.drift.accumulate import Requests, count_batch
 from diag.drift.bins import LAST_CODE
 from diag.drift.merge import Merger
-from diag.drift.slices import SlicePart, split_by_slice
+from diag.drift.slices import split_by_slice
 from diag.drift.stats import Kind, ScaleFrom, Source, Stats, Tensor
-from diag.engines.watch import Watcher, overlapped
+from diag.engines.onnxruntime import processors
+from diag.engines.watch import Watcher
 from diag.errors import TableError
 from diag.feeds import Feeds
 from diag.model.graph import FLOAT_TYPES, Model, TensorInfo
@@ -130,22 +132,15 @@ def profile_slices(
     watcher = Watcher(model, names)
     axes = {name: channel_axis_of(model, name) for name in names} if channels else {}
 
-    def run(found: tuple[str, Mapping[str, Array]]) -> list[SlicePart]:
-        origin, batch = found
-        return split_by_slice(batch, watcher.run(batch), short_label(origin), slices)
-
-    def count(parts: list[SlicePart]) -> list[tuple[str, Stats]]:
-        return [
-            (p.name, count_batch(like, p.values, p.requests, axes, _source(p.requests, feeds.seed, when)))
-            for p in parts
-        ]
-
     mergers: dict[str, Merger] = {}
     progress.start("profiling", len(feeds))
-    for counted in overlapped(feeds.with_origins(), run, count):
-        for name, stats in counted:
-            mergers.setdefault(name, Merger(like)).add(stats)
-        progress.advance()
+    with ThreadPoolExecutor(processors()) as pool:
+        for origin, batch in feeds.with_origins():
+            for part in split_by_slice(batch, watcher.run(batch), short_label(origin), slices):
+                source = _source(part.requests, feeds.seed, when)
+                stats = count_batch(like, part.values, part.requests, axes, source, pool.map)
+                mergers.setdefault(part.name, Merger(like)).add(stats)
+            progress.advance()
     return {name: merger.result() for name, merger in mergers.items()}
 
 

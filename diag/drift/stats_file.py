@@ -275,10 +275,11 @@ def _shaped(array: NDArray[Any], dtype: Any, shape: tuple[int, ...]) -> NDArray[
 def _from_planes(planes: NDArray[Any]) -> NDArray[np.int64]:
     if planes.dtype != np.uint8 or planes.ndim != 2 or not 1 <= planes.shape[0] <= 8:
         raise ValueError("no byte planes of counts")
-    wide = np.zeros((planes.shape[1], 8), np.uint8)
-    wide[:, : planes.shape[0]] = planes.T
-    counts = wide.view("<i8").reshape(-1).astype(np.int64, copy=False)
-    if counts.size and counts.min() < 0:
+    counts: NDArray[np.int64] = planes[-1].astype(np.int64)
+    for plane in planes[-2::-1]:
+        np.left_shift(counts, 8, out=counts)
+        np.bitwise_or(counts, plane, out=counts)
+    if counts.min(initial=0) < 0:
         raise ValueError("a count below zero")
     return counts
 

@@ -179,6 +179,20 @@ def test_empty_tensors_and_tensors_of_nan():
     assert (joined.elements, joined.maximum, joined.tally("nan")) == (6, 1.0, 6)
 
 
+def test_a_batch_without_elements_leaves_the_channels_as_they_are():
+    like = empty_stats("a" * 64, None, (Tensor("t", "activation", 1.0, "table"),))
+    full, nothing = np.array([[0.5, -0.25], [0.1, 0.75]], np.float32), np.zeros((2, 0), np.float32)
+    parts = [
+        count_batch(like, {"t": x}, requests_of({"i": np.arange(2)[:, None] + n}, "b"), {"t": 1})
+        for n, x in ((0, full), (10, nothing))
+    ]
+    for order in (parts, parts[::-1]):
+        channels = merge(order)["t"].channels
+        assert channels is not None
+        assert channels.absmax.tolist() == [0.5, 0.75]
+        assert channels.elements == 2
+
+
 @pytest.mark.parametrize("width", [9, 3000, 100_000])
 def test_nan_leaves_the_rest_as_it_is(width):
     x = np.random.default_rng(0).normal(size=(4, width)).astype(np.float32)
