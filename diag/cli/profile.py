@@ -74,9 +74,10 @@ def run(
     quiet: options.Quiet = False,
 ) -> int:
     if merged:
-        if data is not None or calibration is not None or limit is not None:
+        if channels or any(found is not None for found in (data, calibration, limit, date, slices)):
             raise UsageError(
-                "--merge joins statistics and reads no data", "Leave out --data, --calibration and --limit."
+                "--merge joins statistics and reads no data",
+                "Leave out --data, --calibration, --limit, --channels, --date and --slice.",
             )
         found = merge_profiles(files, out)
     else:

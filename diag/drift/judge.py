@@ -14,7 +14,8 @@ from diag.drift.side import Side
 from diag.drift.spread import absmax, quantile
 
 Level = Literal["ok", "warn", "fail"]
-_ORDER: tuple[Level, ...] = ("ok", "warn", "fail")
+LEVELS: tuple[Level, ...] = ("ok", "warn", "fail")
+"""From good to bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ def judge_tensor(name: str, calibration: Side, production: Side, rules: DriftRul
         figures["sqnr_loss_db"] = replace(figures["sqnr_loss_db"], level="ok")
     if _of_few(production):
         for key in ("saturation", "overflow"):
-            figures[key] = replace(figures[key], level=min(figures[key].level, "warn", key=_ORDER.index))
-    level: Level = max((figure.level for figure in figures.values()), key=_ORDER.index)
+            figures[key] = replace(figures[key], level=min(figures[key].level, "warn", key=LEVELS.index))
+    level: Level = max((figure.level for figure in figures.values()), key=LEVELS.index)
     if production.nonfinite and not calibration.nonfinite:
         level = "fail"
     return Judged(name, level, figures, production.nonfinite)
@@ -155,7 +156,7 @@ def _figure(value: float, own: float | None, null: float | None, bound: Bound, r
 
 def verdict_of(judged: Sequence[Judged]) -> Verdict:
     """The verdict over tensors in graph order: the first that drifts is the cause, the others follow it."""
-    level: Level = max((tensor.level for tensor in judged), key=_ORDER.index, default=_ORDER[0])
+    level: Level = max((tensor.level for tensor in judged), key=LEVELS.index, default=LEVELS[0])
     if level == "ok":
         return Verdict("ok", None, ())
     place = next(n for n, tensor in enumerate(judged) if tensor.level == level)

@@ -12,7 +12,6 @@ Nothing that goes wrong there reaches the caller: it is counted and stands in th
 from __future__ import annotations
 
 import atexit
-import hashlib
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from diag.drift.profile import scaled_by_table, unit_range, watched_tensors
 from diag.drift.stats import Kind, Stats, Tensor, empty_stats
 from diag.drift.stats_file import is_stats, read_stats
 from diag.drift.wrapped import WrappedSession
+from diag.engines.stamp import sha256_of
 from diag.engines.watch import Watcher
 from diag.errors import StatsError, UsageError
 from diag.files import output_folder
@@ -182,8 +182,7 @@ def _known(calibration: str | Path, model: Model | None) -> Stats:
             )
         return found
     table = read_table(calibration, None if model is None else model.sha256)
-    sha256 = hashlib.sha256(Path(calibration).read_bytes()).hexdigest()
-    return empty_stats(table.model_sha256, sha256, _tensors(table, model))
+    return empty_stats(table.model_sha256, sha256_of(Path(calibration)), _tensors(table, model))
 
 
 def _tensors(table: CalibrationTable, model: Model | None) -> tuple[Tensor, ...]:

@@ -216,7 +216,9 @@ def read_stats(path: str | Path) -> Stats:
         problem = f"{name} holds no {SCHEMA} statistics: {first['msg']} at {place}"
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         problem = f"{name} is no file of statistics, or is cut off ({error})"
-    except (ValueError, KeyError, OverflowError, OSError, SyntaxError, RecursionError) as error:
+    except KeyError as error:
+        problem = f"{name} holds no {SCHEMA} statistics: there is no array {error}"
+    except (ValueError, OverflowError, OSError, SyntaxError, RecursionError) as error:
         problem = f"{name} is damaged ({error})"
     raise StatsError(problem, "Make it again with trtdiag profile.")
 

@@ -114,10 +114,7 @@ def requests_table(drift: Drift) -> Table | None:
                 Cell(worst.request, css="name"),
                 Cell(worst.slice or MISSING),
                 Cell(worst.tensor, css="name"),
-                Cell(
-                    "not finite" if math.isinf(worst.noise_ratio) else percent(worst.noise_ratio),
-                    worst.noise_ratio,
-                ),
+                Cell(_ratio_text(worst.noise_ratio), worst.noise_ratio),
             )
         )
         for worst in drift.worst_requests

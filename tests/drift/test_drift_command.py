@@ -316,6 +316,9 @@ def test_bad_input_is_refused(
     ):
         assert run([str(scene.table_path), path, "--out", str(scene.folder / "out")]) == 2, path
         assert words in capsys.readouterr().err
+    nothing = str(scene.folder / "nothing")
+    assert run([nothing, good, "--out", str(scene.folder / "out")]) == 2
+    assert f"{nothing!r} holds no statistics" in capsys.readouterr().err
     assert not (scene.folder / "out" / "report.json").exists()
     assert run([str(scene.table_path), good, "--data", "x", "--out", str(scene.folder / "out")]) == 2
     assert MODEL not in capsys.readouterr().err

@@ -153,6 +153,9 @@ def test_refusals(home, trtdiag, tmp_path):
         ("profile", "--merge", tmp_path / "empty.stats", tmp_path / "cut.stats", *out): "empty file",
         ("profile", "--merge", tmp_path / "cut.stats", *out): "two files or more",
         ("profile", "--merge", "a", "b", *data, *out): "reads no data",
+        ("profile", "--merge", "a", "b", "--date", "2026-12-01", *out): "reads no data",
+        ("profile", "--merge", "a", "b", "--slice", "l.csv:lang", *out): "reads no data",
+        ("profile", "--merge", "a", "b", "--channels", *out): "reads no data",
     }.items():
         code, text, err = trtdiag(*words)
         assert code == 2, words

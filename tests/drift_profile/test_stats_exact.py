@@ -174,6 +174,13 @@ def test_no_pickle_is_read(tmp_path):
         read_stats(file)
 
 
+def test_an_archive_of_something_else_is_named_as_such(tmp_path):
+    file = tmp_path / "batch.npz"
+    np.savez(file, input_ids=np.zeros((1, 4), np.int64))
+    with pytest.raises(StatsError, match=r"holds no trtdiag.stats/1 statistics: there is no array 'header'"):
+        read_stats(file)
+
+
 def test_the_file_is_an_archive_that_numpy_reads(tmp_path):
     write_stats(many(20), tmp_path / "stats.npz")
     with np.load(tmp_path / "stats.npz", allow_pickle=False) as archive:

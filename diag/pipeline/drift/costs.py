@@ -8,6 +8,8 @@ from pathlib import Path
 
 from diag.calibration.table import CalibrationTable, TensorRange, write_table
 from diag.drift.compare import Compared
+from diag.drift.judge import LEVELS, Level
+from diag.drift.spread import LAST_CODE
 from diag.model.graph import Model
 from diag.pipeline.compare.job import compare
 from diag.pipeline.drift.settings import DriftSettings
@@ -16,8 +18,6 @@ from diag.pipeline.settings import CompareSettings
 from diag.progress import Progress
 from diag.report.drift import DriftCost
 from diag.report.schema import LayerInfo, Report
-
-_LAST = 127.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _table(settings: DriftSettings, sources: Sources) -> str:
     assert stats is not None
     ranges = {
         name: TensorRange(
-            absmax=sources.steps[name] * _LAST,
+            absmax=sources.steps[name] * LAST_CODE,
             minimum=stats[name].minimum,
             maximum=stats[name].maximum,
             elements=stats[name].elements,
@@ -143,9 +143,9 @@ def _layers(
     return tuple(sorted(found, key=_lost, reverse=True))
 
 
-def _most(names: Sequence[str], levels: Mapping[str, str]) -> str:
+def _most(names: Sequence[str], levels: Mapping[str, Level]) -> str:
     """Of the tensors that a layer reads, the one that drifts most."""
-    return max(names, key=lambda name: ("ok", "warn", "fail").index(levels[name]))
+    return max(names, key=lambda name: LEVELS.index(levels[name]))
 
 
 def _sqnr(layer: LayerInfo | None) -> float | None:

@@ -6,14 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diag.drift.compare import Compared, compare
-from diag.drift.judge import Level
+from diag.drift.judge import LEVELS, Level
 from diag.drift.merge import merge
 from diag.drift.rules import DriftRules
 from diag.drift.stats import Stats
 from diag.errors import UsageError
 from diag.pipeline.drift.sources import Sources
-
-_ORDER: tuple[Level, ...] = ("ok", "warn", "fail")
 
 
 @dataclass(frozen=True)
@@ -94,10 +92,10 @@ def focus_of(sources: Sources, slices: tuple[Part, ...], days: tuple[Part, ...],
         if recent.compared is not None and recent.level == "fail":
             return Focus(recent.name, recent.stats, recent.compared)
     worst = max(slices, key=_badness, default=whole)
-    if worst.compared is not None and _ORDER.index(worst.level) > _ORDER.index(whole.level):
+    if worst.compared is not None and LEVELS.index(worst.level) > LEVELS.index(whole.level):
         return Focus(f"slice {worst.name}", worst.stats, worst.compared)
     return Focus("", whole.stats, whole.compared)
 
 
 def _badness(part: Part) -> tuple[int, float]:
-    return _ORDER.index(part.level), part.compared.worst_loss_db if part.compared else 0.0
+    return LEVELS.index(part.level), part.compared.worst_loss_db if part.compared else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from diag.drift.merge_files import merge_files
 from diag.drift.profile import profile, scaled_by_data, scaled_by_table, watched_tensors
 from diag.drift.stats import Stats, empty_stats
 from diag.drift.stats_file import is_stats, read_stats, write_stats
+from diag.engines.stamp import sha256_of
 from diag.errors import StatsError, UsageError
 from diag.feeds import Feeds, open_feeds
 from diag.files import output_file
@@ -81,7 +81,7 @@ def like_of(model: Model, feeds: Feeds, settings: ProfileSettings, progress: Pro
         return _as_in(path, model)
     if path is not None:
         table = read_table(path, model.sha256)
-        sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        sha256 = sha256_of(Path(path))
         tensors = scaled_by_table(model, watched_tensors(model, table.tensors), table)
         return empty_stats(model.sha256, sha256, tensors)
     kinds = watched_tensors(model, _activations(model))

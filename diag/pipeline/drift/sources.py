@@ -14,13 +14,13 @@ from diag.calibration.table import CalibrationTable, read_table
 from diag.drift.merge import merge
 from diag.drift.merge_files import merge_files
 from diag.drift.side import Side, sides_of_stats, sides_of_table
+from diag.drift.spread import LAST_CODE
 from diag.drift.stats import Stats, Tensor
 from diag.drift.stats_file import read_stats
 from diag.engines.stamp import sha256_of
 from diag.errors import NotEnoughEvidenceError, StatsError
 
 _DATE = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
-_LAST = 127.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,10 @@ def _calibration(path: str) -> Calibration:
         with Path(path).open("rb") as stream:
             is_archive = stream.read(2) == b"PK"
     except IsADirectoryError:
-        return Calibration(path, None, merge_files(_files(Path(path))))
+        files = _files(Path(path))
+        if not files:
+            raise _nothing_in(path) from None
+        return Calibration(path, None, merge_files(files))
     except OSError as error:
         raise StatsError(
             f"{path!r} cannot be read: {error.strerror or error}", "Give a calibration table or statistics."
@@ -119,7 +122,7 @@ def _groups(paths: Sequence[str]) -> Iterator[Group]:
                 name = unquote(folder.name) if folder is not path else ""
                 found.setdefault((name, _date_in_name(file)), []).append(file)
     if not found:
-        raise StatsError(f"{str(paths[0])!r} holds no statistics", "Make them with trtdiag profile.")
+        raise _nothing_in(paths[0])
     for (name, date), files in sorted(found.items()):
         if name or date or len(files) == 1:
             yield Group(name, date, merge_files(files))
@@ -139,6 +142,10 @@ def _by_stamp(files: Sequence[Path]) -> Iterator[Group]:
         else:
             merge_files(some)  # refuses a file that is given twice, or does not belong to the others
             yield from (Group(file.stem, "", read_stats(file)) for file in some)
+
+
+def _nothing_in(folder: str) -> StatsError:
+    return StatsError(f"{folder!r} holds no statistics", "Make them with trtdiag profile.")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -216,4 +223,4 @@ def _step(tensor: Tensor, calibration: Calibration, own: Mapping[str, float]) ->
     if tensor.scale_from == "unit" and tensor.kind == "output":  # outputs are not quantized
         return None
     before = calibration.stats.tensors[place]
-    return before.step if before.scale_from != "unit" else calibration.stats[tensor.name].absmax / _LAST
+    return before.step if before.scale_from != "unit" else calibration.stats[tensor.name].absmax / LAST_CODE
