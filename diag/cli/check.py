@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from diag.cli import options
-from diag.cli.console import Output, with_bar
+from diag.cli.console import Output, command_line, exit_code, with_bar
 from diag.pipeline.check.job import MEND_FILE, CheckSettings, check
 from diag.pipeline.compare.findings import mending_pins
 from diag.report.schema import Report
@@ -41,13 +39,12 @@ def run(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    command = shlex.join(["trtdiag", *sys.argv[1:]])
-    settings = CheckSettings(model, out, plan, format_, data, limit, strict, command)
+    settings = CheckSettings(model, out, plan, format_, data, limit, strict, command_line())
     report = with_bar(quiet or as_json, lambda progress: check(settings, progress))
     names = ["report.html", "report.json", *([MEND_FILE] if mending_pins(report.findings) else [])]
     files = [f"{out}/{name}" for name in names]
     Output(as_json, quiet).result(report.model_dump(by_alias=True), lambda: "\n".join(_lines(report, files)))
-    return 1 if report.gate is not None and not report.gate.passed else 0
+    return exit_code(report)
 
 
 def _lines(report: Report, files: list[str]) -> Iterator[str]:

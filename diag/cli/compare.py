@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated
 
 import typer
 
 from diag.cli import options
-from diag.cli.console import Output, stdout_console, with_bar
+from diag.cli.console import Output, command_line, exit_code, stdout_console, with_bar
 from diag.gate.threshold import parse_threshold
 from diag.pipeline.compare.dry_run import dry_run
 from diag.pipeline.compare.job import compare
@@ -102,7 +100,7 @@ def run(
         slice_mb=slice_mb,
         resume=resume,
         save_typed=save_typed,
-        command=shlex.join(["trtdiag", *sys.argv[1:]]),
+        command=command_line(),
     )
     output = Output(as_json, quiet)
     if dry:
@@ -112,4 +110,4 @@ def run(
     report = with_bar(quiet or as_json, lambda progress: compare(settings, progress))
     files = [f"{out}/report.html", f"{out}/report.json"]
     output.result(report.model_dump(by_alias=True), lambda: summary(report, stdout_console().width, files))
-    return 1 if report.gate is not None and not report.gate.passed else 0
+    return exit_code(report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,11 +24,22 @@ from rich.progress import Progress as Drawn
 
 from diag.errors import OutputError, TrtdiagError
 from diag.progress import Progress, Silent
+from diag.report.schema import Report
 
 T = TypeVar("T")
 
 INTERRUPTED = 130
 TEXT_WIDTH = 100
+
+
+def command_line() -> str:
+    """The command as it was typed."""
+    return shlex.join(["trtdiag", *sys.argv[1:]])
+
+
+def exit_code(report: Report) -> int:
+    """1 when a gate was asked for and missed."""
+    return 1 if report.gate is not None and not report.gate.passed else 0
 
 
 class Bar:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated
 
 import typer
 
 from diag.cli import options
-from diag.cli.console import Output, stdout_console, with_bar
+from diag.cli.console import Output, command_line, stdout_console, with_bar
 from diag.pipeline.drift.job import drift
 from diag.pipeline.drift.settings import DriftSettings
 from diag.render.drift_text import drift_summary
@@ -59,7 +57,7 @@ def run(
         data=data,
         reference_data=reference_data,
         limit=limit,
-        command=shlex.join(["trtdiag", *sys.argv[1:]]),
+        command=command_line(),
     )
     report = with_bar(quiet or as_json, lambda progress: drift(settings, progress))
     files = [f"{out}/report.html", f"{out}/report.json"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import typer
 
 from diag.cli import options
-from diag.cli.console import Output, with_bar
+from diag.cli.console import Output, command_line, exit_code, with_bar
 from diag.pipeline.inspect.job import REPORT_FILES, Inspection, InspectSettings, inspect
 from diag.pipeline.inspect.qdq import QDQ_FILES
 from diag.pipeline.inspect.report import Overview
@@ -63,14 +61,14 @@ def run(
         times=times,
         out=out,
         strict=strict,
-        command=shlex.join(["trtdiag", *sys.argv[1:]]),
+        command=command_line(),
     )
     inspection = with_bar(quiet or as_json, lambda progress: inspect(settings, progress))
     report = inspection.report
     Output(as_json, quiet).result(
         report.model_dump(by_alias=True), lambda: "\n".join(_lines(inspection, out))
     )
-    return 1 if report.gate is not None and not report.gate.passed else 0
+    return exit_code(report)
 
 
 def _lines(inspection: Inspection, out: str | None) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from diag.cli import options
-from diag.cli.console import Output, with_bar
+from diag.cli.console import Output, command_line, with_bar
 from diag.cli.search_options import (
     Budget,
     Confirm,
@@ -16,18 +16,20 @@ from diag.cli.search_options import (
     MaxPins,
     MaxPrice,
     Metric,
-    PinOptions,
     Prices,
     Ranking,
     Ray,
-    SearchOptions,
     Target,
-    settings_of,
+    ceiling_of,
+    engine_of,
+    seconds_of,
+    targets_of,
+    workers_of,
 )
 from diag.compensation.credits import credit_lines
 from diag.pipeline.search.compensated import CompensatedPins, pin_compensated
 from diag.pipeline.search.job import PinResult, pin_layers
-from diag.pipeline.search.settings import RANKING_FILE
+from diag.pipeline.search.settings import RANKING_FILE, SearchSettings
 from diag.pipeline.search.trials import Metrics
 from diag.search.target import Target as SearchTarget
 
@@ -69,9 +71,26 @@ def run(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    base = (model, data, out, target or [], plan, format_, calibration, holdout, limit, budget)
-    pin = PinOptions(max_pins, max_price, tuple(prices or ()), ranking, confirm)
-    settings = settings_of(SearchOptions(*base, metric, jobs, ray), pin)
+    settings = SearchSettings(
+        model=model,
+        data=data,
+        out=out,
+        target=targets_of(target or (), metric),
+        plan=plan,
+        format=format_,
+        calibration=calibration,
+        holdout=holdout,
+        limit=limit,
+        budget_s=seconds_of(budget),
+        metric=metric,
+        ranking=ranking,
+        ceiling=ceiling_of(max_pins, max_price),
+        prices=tuple(prices or ()),
+        jobs=workers_of(jobs),
+        ray=ray,
+        confirm=engine_of(confirm),
+        command=command_line(),
+    )
     if compensate:
         both = with_bar(quiet or as_json, lambda progress: pin_compensated(settings, progress))
         result, after = both.result, _compensation_text(both)

@@ -9,10 +9,20 @@ import typer
 from rich.table import Table
 
 from diag.cli import options
-from diag.cli.console import Output, with_bar
-from diag.cli.search_options import Budget, Holdout, Jobs, Metric, Ray, SearchOptions, Target, settings_of
+from diag.cli.console import Output, command_line, with_bar
+from diag.cli.search_options import (
+    Budget,
+    Holdout,
+    Jobs,
+    Metric,
+    Ray,
+    Target,
+    seconds_of,
+    targets_of,
+    workers_of,
+)
 from diag.pipeline.search.job import rank_layers
-from diag.pipeline.search.settings import RANKING_FILE
+from diag.pipeline.search.settings import RANKING_FILE, SearchSettings
 from diag.search.rank import Ranking
 
 NAME = "rank"
@@ -41,9 +51,22 @@ def run(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    wanted = target or ["sqnr_db>=30"]
-    base = (model, data, out, wanted, plan, format_, calibration, holdout, limit, budget)
-    settings = settings_of(SearchOptions(*base, metric, jobs, ray))
+    settings = SearchSettings(
+        model=model,
+        data=data,
+        out=out,
+        target=targets_of(target or ["sqnr_db>=30"], metric),
+        plan=plan,
+        format=format_,
+        calibration=calibration,
+        holdout=holdout,
+        limit=limit,
+        budget_s=seconds_of(budget),
+        metric=metric,
+        jobs=workers_of(jobs),
+        ray=ray,
+        command=command_line(),
+    )
     ranking = with_bar(quiet or as_json, lambda progress: rank_layers(settings, progress))
     body = {
         "ranking": f"{out}/{RANKING_FILE}",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
-import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from diag.errors import UsageError
-from diag.gate.threshold import parse_threshold
+from diag.gate.threshold import Threshold, parse_threshold
 from diag.pipeline.build.settings import ENGINES
-from diag.pipeline.search.settings import Ceiling, SearchSettings
+from diag.pipeline.search.settings import Ceiling
 
 Target = Annotated[
     list[str] | None,
@@ -75,65 +73,21 @@ Confirm = Annotated[
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@dataclass(frozen=True)
-class PinOptions:
-    """Options that only `pin` takes, as they were typed."""
-
-    max_pins: int | None = None
-    max_price: str | None = None
-    prices: tuple[str, ...] = ()
-    ranking: str | None = None
-    confirm: str | None = None
+def targets_of(texts: Sequence[str], metric: str | None) -> tuple[Threshold, ...]:
+    """The target, which may name the user's own metric. Raises UsageError."""
+    own = (metric.rpartition(":")[2],) if metric else ()
+    return tuple(parse_threshold(text, own) for text in texts)
 
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """Options of both commands, as they were typed."""
-
-    model: str
-    data: str
-    out: str
-    target: list[str]
-    plan: str | None
-    format: str | None
-    calibration: str | None
-    holdout: str | None
-    limit: int | None
-    budget: str | None
-    metric: str | None
-    jobs: int
-    ray: str | None
+def workers_of(jobs: int) -> int:
+    """Processes that measure. Raises UsageError."""
+    if jobs < 1:
+        raise UsageError(f"{jobs} jobs measure nothing", "Give 1 or more.")
+    return jobs
 
 
-def settings_of(typed: SearchOptions, pin: PinOptions | None = None) -> SearchSettings:
-    """The options as settings. Raises UsageError for a malformed target, budget, price or count."""
-    pin = pin or PinOptions()
-    own = (typed.metric.rpartition(":")[2],) if typed.metric else ()
-    if typed.jobs < 1:
-        raise UsageError(f"{typed.jobs} jobs measure nothing", "Give 1 or more.")
-    return SearchSettings(
-        model=typed.model,
-        data=typed.data,
-        out=typed.out,
-        target=tuple(parse_threshold(text, own) for text in typed.target),
-        plan=typed.plan,
-        format=typed.format,
-        calibration=typed.calibration,
-        holdout=typed.holdout,
-        limit=typed.limit,
-        budget_s=_seconds(typed.budget),
-        command=shlex.join(["trtdiag", *sys.argv[1:]]),
-        metric=typed.metric,
-        ceiling=_ceiling(pin.max_pins, pin.max_price),
-        prices=pin.prices,
-        ranking=pin.ranking,
-        jobs=typed.jobs,
-        ray=typed.ray,
-        confirm=_engine(pin.confirm),
-    )
-
-
-def _ceiling(pins: int | None, price: str | None) -> Ceiling:
+def ceiling_of(pins: int | None, price: str | None) -> Ceiling:
+    """What pins may cost. Raises UsageError."""
     if pins is not None and pins < 0:
         raise UsageError(f"a ceiling of {pins} pins means nothing", "Give 0 or more.")
     if price is None:
@@ -145,13 +99,15 @@ def _ceiling(pins: int | None, price: str | None) -> Ceiling:
     return Ceiling(pins, price_ms=value) if found[2] == "ms" else Ceiling(pins, price_share=value / 100)
 
 
-def _engine(name: str | None) -> str | None:
+def engine_of(name: str | None) -> str | None:
+    """The engine to confirm on. Raises UsageError."""
     if name not in (None, *ENGINES):
         raise UsageError(f"there is no engine {name!r} to confirm on", f"Choose {' or '.join(ENGINES)}.")
     return name
 
 
-def _seconds(text: str | None) -> float:
+def seconds_of(text: str | None) -> float:
+    """A time; without any, as long as it takes. Raises UsageError."""
     if text is None:
         return math.inf
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_tools import workplace
 
-from diag.cli.search_options import PinOptions, SearchOptions, settings_of
+from diag.cli.search_options import ceiling_of
 from diag.errors import UsageError
 from diag.model.load import load_model
 from diag.model.shapes import infer
@@ -74,31 +74,27 @@ def place(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_no_pins_allowed_is_a_miss_that_is_said(place) -> None:
-    found = place.pin("none", ceiling=settings_of(options(), PinOptions(max_pins=0)).ceiling)
+    found = place.pin("none", ceiling=ceiling_of(0, None))
     assert (found.search.outcome, found.search.pins, found.met) == ("ceiling", [], False)
     assert "under the ceiling" in found.verdict
 
 
 def test_a_ceiling_that_is_high_enough_changes_nothing(place) -> None:
-    found = place.pin("one", ceiling=settings_of(options(), PinOptions(max_pins=1)).ceiling)
+    found = place.pin("one", ceiling=ceiling_of(1, None))
     assert found.search.pins == [place.planted.culprit]
     assert found.met
 
 
 def test_a_price_in_ms_needs_measured_prices(place) -> None:
-    ceiling = settings_of(options(), PinOptions(max_price="0.1ms")).ceiling
+    ceiling = ceiling_of(None, "0.1ms")
     with pytest.raises(UsageError, match="needs measured prices"):
         place.pin("ms", ceiling=ceiling)
-
-
-def options() -> SearchOptions:
-    return SearchOptions("m", "d", "o", ["cosine>=0.9"], None, "int8", None, None, None, None, None, 1, None)
 
 
 @pytest.mark.parametrize("bad", ["10", "ms", "-1ms", "10 percent"])
 def test_a_malformed_price_is_refused(bad: str) -> None:
     with pytest.raises(UsageError, match="is no price"):
-        settings_of(options(), PinOptions(max_price=bad))
+        ceiling_of(None, bad)
 
 
 def one_matmul(path: str, rows: int = 8, inner: int = 16, columns: int = 4) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from search_tools import workplace
 
-from diag.cli.search_options import PinOptions, SearchOptions, settings_of
+from diag.cli.search_options import engine_of
 from diag.errors import UsageError
 
 
@@ -29,6 +29,5 @@ def test_without_confirming_nothing_is_said_of_an_engine(tmp_path: Path) -> None
 
 
 def test_an_engine_that_does_not_exist_is_refused() -> None:
-    typed = SearchOptions("m", "d", "o", ["cosine>=0.9"], None, "int8", None, None, None, None, None, 1, None)
     with pytest.raises(UsageError, match="no engine"):
-        settings_of(typed, PinOptions(confirm="openvino"))
+        engine_of("openvino")
