@@ -20,6 +20,6 @@ def check_qdq(model: Model, quantizers: Sequence[Quantizer], types: Mapping[str,
     found = [
         *check_quantizers(model, quantizers, types),
         *check_placement(model, quantizers, float_tensors(model, types)),
-        *check_biases(model, quantizers),
+        *check_biases(model),
     ]
     return worst_first(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from diag.lint.hazard import lint_rules
 from diag.pipeline.prepare import Planned
 from diag.plan.residual import residual_adds
 from diag.report.schema import Finding, Mend
@@ -25,9 +26,9 @@ def structure_notes(planned: Planned, typed: TypedModel) -> tuple[str, ...]:
 
 
 def _biases(typed: TypedModel) -> Iterator[Finding]:
-    """Half the range is worth a warning: other data, or another calibration, take it beyond."""
     ratios = bias_ratios(typed.model)
-    near = {layer: ratio for layer, ratio in ratios.items() if ratio > INT32_MAX / 2}
+    limit = INT32_MAX * lint_rules().bias_warning_share
+    near = {layer: ratio for layer, ratio in ratios.items() if ratio > limit}
     if not near:
         return
     worst = sorted(near, key=lambda layer: -near[layer])

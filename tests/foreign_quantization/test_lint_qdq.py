@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from foreign_models import build, quantized_by_ort
@@ -132,6 +133,18 @@ def test_the_published_bias_overflow(tmp_path):
     """Recipe R16: steps 0.5 and 7.843e-10, bias 5: 1.28e10 steps."""
     layer = Linear("Gemm", scale=0.5, weight_scale=np.full(32, 7.843e-10), bias=np.full(32, 5.0))
     assert list(lint(layer.save(tmp_path / "m.onnx"))) == ["bias-range-error"]
+
+
+@pytest.mark.parametrize(("code", "rule"), [(np.int8, "bias-range-error"), (ml_dtypes.float8_e4m3fn, None)])
+def test_a_bias_that_a_following_add_brings(tmp_path, code, rule):
+    """The same numbers in an Add behind a MatMul; FP8 kernels have no integers that it could leave."""
+    constants = {"w": np.ones((16, 32), F), "b": np.full(32, 5.0, F), "x_s": F(0.5), "w_s": F(7.843e-10)}
+    constants |= {"x_z": np.zeros((), code), "w_z": np.zeros((), code)}
+    nodes = [*pair("x", "x"), *pair("w", "w"), helper.make_node("MatMul", ["x_d", "w_d"], ["p"], "layer")]
+    path = build(
+        tmp_path / "m.onnx", [*nodes, helper.make_node("Add", ["p", "b"], ["y"])], constants, [4, 16]
+    )
+    assert lint(path) == ({rule: ("error", ("layer",))} if rule else {})
 
 
 def test_biases_as_codes(tmp_path):
