@@ -88,7 +88,8 @@ def read_kernels(path: str | Path) -> tuple[Kernel, ...]:
     if source == "onnx":
         raise DataError(f"file {str(file)!r} is an ONNX model: it lists no kernels")
     raise DataError(
-        f"file {str(file)!r} is neither an engine, an inspector's JSON nor a build log",
+        f"file {str(file)!r} is neither an engine, an inspector's JSON, a build log, a calibration cache nor "
+        "a model",
         "Give what IEngineInspector or trtexec --exportLayerInfo wrote, or a VERBOSE build log.",
     )
 

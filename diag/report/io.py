@@ -43,7 +43,8 @@ def read_report(path: str | Path) -> Report:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"report {str(path)!r} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ReportError(f"report {str(path)!r} cannot be read: {reason}") from error
     return loads(text, repr(str(path)))
 
 

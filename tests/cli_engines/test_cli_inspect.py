@@ -126,6 +126,7 @@ def broken(tmp_path, sample, model):
         "cut.log": log[:20_000],
         "empty.json": "",
         "cut.cache": "TRT-8601-EntropyCalibration2\nx: 3c01",
+        "whole.cache": "TRT-8601-EntropyCalibration2\nx: 3c010204\n",
         "headless.cache": "TRT-8601-EntropyCalibration2\n",
     }
     for name, content in files.items():
@@ -153,6 +154,9 @@ def broken(tmp_path, sample, model):
         ("minilm.json --format int9", "int9"),
         ("minilm.json --model none.onnx", "does not exist"),
         ("minilm.json --times cut.json", "not complete JSON"),
+        ("whole.cache --times minilm.json", "holds scales only"),
+        ("whole.cache --format int8", "Leave out --plan, --format and --times"),
+        ("model.onnx --times minilm.json", "is read as it is"),
     ],
 )
 def test_what_cannot_be_read(trtdiag, sample, model, tmp_path, monkeypatch, words, says):

@@ -89,6 +89,7 @@ def test_a_price_in_ms_needs_measured_prices(place) -> None:
     ceiling = ceiling_of(None, "0.1ms")
     with pytest.raises(UsageError, match="needs measured prices"):
         place.pin("ms", ceiling=ceiling)
+    assert not (place.folder / "ms").exists()  # said before anything is measured
 
 
 @pytest.mark.parametrize("bad", ["10", "ms", "-1ms", "10 percent"])

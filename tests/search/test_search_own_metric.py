@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ import pytest
 from search_tools import Workplace, workplace
 
 from diag.errors import DataError, UsageError
+from diag.gate.threshold import parse_threshold
+from diag.pipeline.search.job import rank_layers
 from diag.pipeline.search.user_metric import MetricMean, open_metric
+from diag.progress import Silent
 
 SCORE = """
 import numpy as np
@@ -82,6 +86,20 @@ def test_a_metric_that_fails_is_one_sentence_and_exit_code_2(
 def test_labels_are_refused_where_no_metric_reads_them(labelled: Workplace) -> None:
     with pytest.raises(DataError, match="expected"):
         labelled.pin("plain")
+
+
+def test_trials_of_another_function_in_the_same_file_are_not_taken(labelled: Workplace) -> None:
+    (labelled.folder / "two.py").write_text(SCORE + "\n\ndef worse(outputs, labels):\n    return [][0]\n")
+    first = labelled.settings("two", "score>=0.9", metric=f"{labelled.folder}/two.py:score")
+    rank_layers(first, Silent())
+    worse = (parse_threshold("worse>=0.9", ("worse",)),)
+    with pytest.raises(DataError, match="IndexError"):
+        rank_layers(replace(first, metric=f"{labelled.folder}/two.py:worse", target=worse), Silent())
+
+
+def test_a_metric_that_no_target_names_is_refused(labelled: Workplace) -> None:
+    with pytest.raises(UsageError, match="no target names 'score'"):
+        labelled.pin("unnamed", "cosine>=0.9", metric=f"{labelled.folder}/own.py:score")
 
 
 def test_a_target_on_a_metric_that_nobody_computes_is_refused(labelled: Workplace) -> None:

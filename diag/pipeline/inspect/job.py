@@ -15,7 +15,7 @@ from diag.files import output_folder, write_texts
 from diag.kernels.audit import AuditFact, Request, audit
 from diag.kernels.kernel import Kernel
 from diag.kernels.known import Build, match_known_issues
-from diag.kernels.read import INSPECTOR_SUFFIX, LOG_SUFFIX, detect_source, read_kernels, with_times
+from diag.kernels.read import INSPECTOR_SUFFIX, LOG_SUFFIX, Source, detect_source, read_kernels, with_times
 from diag.model import shapes
 from diag.model.graph import Model
 from diag.model.load import load_model
@@ -90,6 +90,7 @@ def inspect(settings: InspectSettings, progress: Progress) -> Inspection:
     """
     began, started = time.monotonic(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     source = detect_source(settings.file)
+    _refuse_unread(settings, source)
     out = output_folder(settings.out) if settings.out is not None else None
     against = _against(settings)
     if source == "cache":
@@ -114,6 +115,20 @@ def inspect(settings: InspectSettings, progress: Progress) -> Inspection:
     return inspection
 
 
+def _refuse_unread(settings: InspectSettings, source: Source) -> None:
+    """Raise UsageError for options that this kind of file has no use for."""
+    given = {"--model": settings.model, "--plan": settings.plan, "--format": settings.format}
+    given["--times"] = settings.times
+    if source == "onnx":
+        refused, reason = list(given), "an ONNX model is read as it is"
+    elif source == "cache":
+        refused, reason = ["--plan", "--format", "--times"], "a calibration cache holds scales only"
+    else:
+        return
+    if any(given[name] is not None for name in refused):
+        raise UsageError(reason, f"Leave out {', '.join(refused[:-1])} and {refused[-1]}.")
+
+
 def _against(settings: InspectSettings) -> _Against:
     has_plan = settings.plan is not None or settings.format is not None
     plan = choose_plan(settings.plan, settings.format) if has_plan else None
@@ -128,8 +143,6 @@ def _against(settings: InspectSettings) -> _Against:
 
 
 def _inspect_model(settings: InspectSettings, progress: Progress) -> Inspection:
-    if settings.model is not None or settings.plan is not None or settings.format is not None:
-        raise UsageError("an ONNX model is read as it is", "Leave out --model, --plan and --format.")
     progress.start(f"reading {Path(settings.file).name}", None)
     found = inspect_qdq(settings.file, settings.command)
     return Inspection(found.report, qdq=found)

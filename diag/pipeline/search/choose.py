@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from diag.errors import NotEnoughEvidenceError, UsageError
+from diag.errors import NotEnoughEvidenceError
 from diag.pipeline.search.early import missed_by_one
 from diag.pipeline.search.plans import Kind, Weighed, pinned
 from diag.pipeline.search.setup import Search
@@ -124,15 +124,9 @@ def added_times(search: Search) -> dict[str, float]:
 
 
 def _limits(search: Search) -> tuple[float, float]:
-    """Most pins, and most added time in the unit of the prices. Raises UsageError."""
+    """Most pins, and most added time in the unit of the prices."""
     ceiling = search.settings.ceiling
-    price = math.inf
-    if ceiling.price_ms is not None:
-        if not search.prices.measured:
-            raise UsageError(
-                "a price in ms needs measured prices", "Give --prices REPORT, or a share such as 10%."
-            )
-        price = ceiling.price_ms
+    price = math.inf if ceiling.price_ms is None else ceiling.price_ms
     if ceiling.price_share is not None:
         price = ceiling.price_share * search.prices.plan(search.planned.resolved.formats)
     return math.inf if ceiling.pins is None else ceiling.pins, price

@@ -85,6 +85,7 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
     """Read and check everything, and build the switchable graph. Raises what each of its steps raises."""
     if not settings.target:
         raise UsageError("a search needs a target", 'For example: --target "sqnr_db>=30".')
+    _refuse_price(settings)
     out = output_folder(settings.out)
     metric = _metric(settings)
     planned = plan_on(settings.model, choose_plan(settings.plan, settings.format))
@@ -132,14 +133,27 @@ def _ranking(settings: SearchSettings, key: str, typed: TypedModel) -> RankingFi
 
 
 def _metric(settings: SearchSettings) -> UserMetric | None:
-    """The user's own metric. Raises UsageError when a target names a metric that nobody computes."""
+    """The user's own metric. Raises UsageError for a metric that nobody computes, or that no target names."""
     metric = open_metric(settings.metric) if settings.metric is not None else None
     unknown = [t.metric for t in settings.target if t.metric not in METRICS]
     if unknown and (metric is None or unknown[0] != metric.name):
         raise UsageError(
             f"nothing computes the target's metric {unknown[0]!r}", "Give --metric FILE.py:NAME."
         )
+    if metric is not None and not unknown:
+        raise UsageError(
+            f"no target names {metric.name!r}, which --metric computes",
+            f'Give --target "{metric.name}>=NUMBER" too, or leave --metric out.',
+        )
     return metric
+
+
+def _refuse_price(settings: SearchSettings) -> None:
+    """A search may take hours: say at its start that what it would end in has no measure."""
+    if settings.ceiling.price_ms is not None and not settings.prices:
+        raise UsageError(
+            "a price in ms needs measured prices", "Give --prices REPORT, or a share such as 10%."
+        )
 
 
 def _data(settings: SearchSettings, model: Model) -> _Data:

@@ -29,6 +29,7 @@ class UserMetric:
     file: Path
     function: Callable[..., Any]
     sha256: str
+    """Identity of the file and of the function in it."""
 
     def value(self, outputs: Mapping[str, Array], labels: Mapping[str, Array]) -> float:
         """Raises DataError, naming the line, when the function raises or gives no finite number."""
@@ -60,7 +61,8 @@ def open_metric(spec: str) -> UserMetric:
         raise UsageError(f"{function!r} is a metric of trtdiag's own", "Give the function another name.")
     hint = "Write one that takes outputs and labels (dicts of arrays) and returns a number."
     found = load_function(file, function, hint)
-    return UserMetric(function, file, found, hashlib.sha256(file.read_bytes()).hexdigest())
+    identity = hashlib.sha256(f"{function}\n".encode() + file.read_bytes())
+    return UserMetric(function, file, found, identity.hexdigest())
 
 
 class MetricMean:
