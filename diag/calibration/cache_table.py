@@ -51,8 +51,11 @@ def read_calibration(path: str | Path, model: Model, needed: Collection[str]) ->
 
     Raises TableError when it is another model's, or gives a tensor of `needed` a scale that is none.
     """
-    if not is_cache(path):
-        return read_table(path, model.sha256)
+    return read_cache(path, model, needed) if is_cache(path) else read_table(path, model.sha256)
+
+
+def read_cache(path: str | Path, model: Model, needed: Collection[str]) -> CalibrationTable:
+    """Read a TensorRT cache as a table. Raises TableError as `read_calibration` does."""
     cache = read_scale_cache(path)
     names = match_names(cache.scales, model)
     refuse_foreign(path, names, needed)

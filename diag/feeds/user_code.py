@@ -49,7 +49,8 @@ def blamed(file: Path) -> Iterator[None]:
 
 def _line_in(file: Path, error: BaseException) -> int:
     """Line of `file` nearest to where `error` was raised, 0 when it was raised elsewhere."""
-    if isinstance(error, SyntaxError) and error.filename == str(file):
+    here = (str(file), str(file.absolute()))  # Python loads a file by its absolute path
+    if isinstance(error, SyntaxError) and error.filename in here:
         return error.lineno or 0
     frames = traceback.extract_tb(error.__traceback__)
-    return next((f.lineno or 0 for f in reversed(frames) if f.filename == str(file)), 0)
+    return next((f.lineno or 0 for f in reversed(frames) if f.filename in here), 0)

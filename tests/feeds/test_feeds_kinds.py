@@ -227,6 +227,12 @@ def test_faults_in_the_script_are_named_with_their_line(tmp_path, text, where):
     refused(file, where.format(f"'{file}'"))
 
 
+def test_the_line_is_named_for_a_relative_path_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = script(tmp_path, "def load_data():\n    yield {}['q']\n")
+    refused(file.name, f"'{file.name}', line 2: KeyError: 'q'")
+
+
 def test_syntax_error_in_the_script(tmp_path):
     file = script(tmp_path, "x = 1\ndef load_data(:\n")
     with pytest.raises(DataError, match=re.escape(f"'{file}', line 2: SyntaxError: invalid syntax")):

@@ -7,7 +7,8 @@ import onnx
 import pytest
 
 from diag.calibration.minmax import measure_ranges
-from diag.errors import UsageError
+from diag.engines.scale_cache import cache_text
+from diag.errors import TableError, UsageError
 from diag.feeds import open_feeds
 from diag.kernels.audit import AuditFact, audit
 from diag.kernels.kernel import Kernel, Tensor
@@ -73,6 +74,19 @@ def test_weak_typing_takes_the_model_as_it_is_with_flags_and_pins(model, tmp_pat
     kinds = {node.op_type for node in onnx.load(tmp_path / "source.onnx").graph.node}
     assert "QuantizeLinear" not in kinds
     assert source.identity.table_sha256
+
+
+def test_weak_typing_takes_the_models_own_cache_only(model, tmp_path):
+    given = tmp_path / "given.cache"
+    made = job(model, plan(default="int8"), tmp_path, weak=True, cache=str(given))
+    given.write_text(
+        cache_text("10.6.0", "EntropyCalibration2", dict.fromkeys(made.planned.activations, 0.1))
+    )
+    source = write_source(made, tmp_path / "source.onnx", tmp_path, Silent())
+    assert (source.weak.cache, source.weak.batches) == (str(given), "")
+    given.write_text(cache_text("10.6.0", "EntropyCalibration2", {"elsewhere": 0.1}))
+    with pytest.raises(TableError, match="another model's"):
+        write_source(made, tmp_path / "source.onnx", tmp_path, Silent())
 
 
 def test_weak_typing_refuses_a_model_with_quantizers(model, tmp_path):

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from diag.calibration.cache_table import read_cache
 from diag.calibration.table import CalibrationTable, write_table
-from diag.engines.scale_cache import read_scale_cache
 from diag.engines.stamp import Identity, sha256_of
 from diag.engines.weak import FLAGS, WeakTyping
 from diag.errors import TableError, UsageError
@@ -101,13 +101,15 @@ def _weak_source(job: Job, planned: Planned, scratch: Path) -> Source:
     weak, scales = WeakTyping(formats, pins), ""
     notes: tuple[str, ...] = ()
     if "int8" in formats:
-        weak, scales, notes = _calibrated(job, weak, scratch / "batches")
+        weak, scales, notes = _calibrated(job, planned, weak, scratch / "batches")
     identity = Identity(job.model.sha256, plan_sha256(plan), scales)
     table = Path(weak.cache) if weak.cache else None
     return Source(identity, planned.resolved.formats, weak, notes, table)
 
 
-def _calibrated(job: Job, weak: WeakTyping, spool: Path) -> tuple[WeakTyping, str, tuple[str, ...]]:
+def _calibrated(
+    job: Job, planned: Planned, weak: WeakTyping, spool: Path
+) -> tuple[WeakTyping, str, tuple[str, ...]]:
     """Where the builder's calibrator gets its scales, the hash of what they come from, and notes."""
     if any(layer.op_type == "QuantizeLinear" for layer in job.model.layers):
         raise UsageError(
@@ -117,7 +119,7 @@ def _calibrated(job: Job, weak: WeakTyping, spool: Path) -> tuple[WeakTyping, st
     given = job.settings.cache
     if given is not None and Path(given).is_file():
         cache = Path(given).resolve()
-        read_scale_cache(cache)
+        read_cache(cache, job.model, planned.activations)
         return replace(weak, cache=str(cache)), sha256_of(cache), ()
     if job.feeds is None:
         raise TableError("INT8 needs scales", "Give --cache FILE of an earlier calibration, or --data DATA.")
