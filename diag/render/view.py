@@ -124,9 +124,9 @@ def headline(report: Report) -> Headline:
 
 
 def read_only(report: Report) -> bool:
-    """Whether a report is about what a model or a file holds: nothing in it was compared, no kernel built."""
+    """Whether a report is about what a model, an engine or a file holds: nothing in it was compared."""
     compared = any(layer.status == "compared" for layer in report.layers)
-    nothing_done = not (report.outputs or report.kernels or compared or report.drift)
+    nothing_done = not (report.outputs or compared or report.drift)
     return nothing_done and bool(report.findings or report.verdict)
 
 

@@ -209,6 +209,16 @@ def test_page_of_a_bare_report(bare: Report) -> None:
     assert shown.births == ()
 
 
+def test_an_engine_that_was_only_read_claims_no_comparison(sample: Report, bare: Report) -> None:
+    layers = [layer.model_copy(update={"status": "not_run"}) for layer in sample.layers]
+    read = bare.model_copy(update={"kernels": sample.kernels, "layers": layers, "verdict": "1 kernel."})
+    shown = page(read)
+    assert (shown.compared, shown.headline.label) == (False, "Nothing found")
+    assert [tile.name for tile in shown.tiles] == ["errors", "warnings", "notes"]
+    assert shown.kernels is not None
+    assert page(read.model_copy(update={"layers": sample.layers})).compared
+
+
 def test_finding_without_layers(bare: Report) -> None:
     finding = Finding(id="F1", kind="drift", severity="note", title="t")
     assert page(bare.model_copy(update={"findings": [finding]})).findings[0].layers == ()
