@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import ml_dtypes
-import numpy as np
 
 from diag.lint.hazard import Hazard, Severity, hazards, lint_rules
 from diag.lint.lowered import Extremes, Lowered
 from diag.lint.walks import MASKS, SQUARES, feeds_softmax, overflow_kind
 from diag.model.graph import Layer, Model
+from diag.roles.norms import is_square
 
 
 def check_ranges(
@@ -146,8 +146,8 @@ def _vanished_squares(
     for layer in lowered.layers:
         absmax = max((measured[n].absmax for n in layer.outputs if n in measured), default=0.0)
         info = ml_dtypes.finfo(lowered.format_of(layer).dtype)  # type: ignore[no-untyped-call]
-        is_square = roles[layer.id] == "norm" and layer.op_type in ("Pow", "Mul")
-        if is_square and 0 < absmax < float(info.smallest_normal) and _squares(lowered.model, layer):
+        in_norm = roles[layer.id] == "norm" and is_square(lowered.model, layer)
+        if in_norm and 0 < absmax < float(info.smallest_normal):
             found[layer.id] = absmax
     first = next(iter(found), "")
     yield from hazards(
@@ -157,13 +157,6 @@ def _vanished_squares(
         f"(up to {found.get(first, 0.0):.3g})",
         "Scale the input of the norm up, or keep the square and the mean in FP32.",
     )
-
-
-def _squares(model: Model, layer: Layer) -> bool:
-    if layer.op_type == "Mul":
-        return layer.inputs[0] == layer.inputs[1]
-    exponent = model.constant(layer.inputs[1])
-    return exponent is not None and bool((np.asarray(exponent, np.float64) == 2).all())
 
 
 def _angles(lowered: Lowered, measured: Mapping[str, Extremes]) -> Iterator[Hazard]:

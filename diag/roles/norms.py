@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from diag.model.graph import Layer
+from diag.model.graph import Layer, Model
 from diag.roles.view import View, key
 
 
@@ -82,17 +82,18 @@ def _squared(view: View, reduce: Layer) -> tuple[list[Layer], str | None]:
     while layer is not None and layer.op_type == "Cast":
         casts.append(layer)
         layer = view.producer(layer.inputs[0])
-    if layer is None or not _is_square(view, layer):
+    if layer is None or not is_square(view.model, layer):
         return [], None
     return [*casts, layer], layer.inputs[0]
 
 
-def _is_square(view: View, layer: Layer) -> bool:
+def is_square(model: Model, layer: Layer) -> bool:
+    """Whether a layer squares its input."""
     if layer.op_type == "Mul":
         return layer.inputs[0] == layer.inputs[1]
     if layer.op_type != "Pow":
         return False
-    exponent = view.model.constant(layer.inputs[1])
+    exponent = model.constant(layer.inputs[1])
     return exponent is not None and exponent.size == 1 and float(exponent.reshape(())) == 2.0
 
 
