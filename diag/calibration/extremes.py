@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diag.engines.onnxruntime import Session
-from diag.engines.reference import with_outputs
+from diag.engines.watch import Watcher
 from diag.lint.lowered import Extremes
 from diag.model.graph import Model
 from diag.progress import Progress
@@ -24,13 +23,10 @@ def measure_extremes(
 
     Holds the tensors of one batch at a time. Raises EngineError when ONNX Runtime cannot run the model.
     """
-    computed = [name for name in tensors if name not in model.inputs]
-    session = Session(with_outputs(model.proto, computed or list(model.outputs)), model.weights)
+    watcher = Watcher(model, tensors)
     found: dict[str, Extremes] = {}
     for batch in batches:
-        values = session.run(batch)
-        for name in tensors:
-            array = values.pop(name) if name in values else batch[name]
+        for name, array in watcher.run(batch).items():
             known = found.get(name)
             found[name] = _of(array, magnitude) if known is None else _joined(known, _of(array, magnitude))
         progress.advance()
