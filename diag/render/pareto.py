@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diag.numerics.table import METRICS
+from diag.render.axis import Axis, Tick
 from diag.render.cells import Cell, Column, Row, Table
 from diag.report.schema import SearchInfo, SearchPoint
 
@@ -24,12 +25,6 @@ _KINDS = {
     "chosen": ("chosen", "M{x} {y}m-8 0l8-8l8 8l-8 8z"),
     "rival": ("one format throughout", "M{x} {y}m-5-5h10v10h-10z"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    at: float
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +70,6 @@ class Pareto:
     bottom: float = BOTTOM
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    low: float
-    high: float
-    start: float
-    end: float
-
-    @classmethod
-    def over(cls, values: Sequence[float], start: float, end: float) -> _Axis:
-        low, high = min(values), max(values)
-        room = (high - low) * _MARGIN or max(abs(high) * _MARGIN, 1e-6)
-        return cls(low - room, high + room, start, end)
-
-    def at(self, value: float) -> float:
-        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
-
-    def ticks(self) -> list[float]:
-        """Five to ten round numbers: steps of 1, 2 or 5 times a power of ten."""
-        raw = (self.high - self.low) / 6
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = next(power * f for f in (1, 2, 5, 10) if power * f >= raw)
-        first = math.ceil(self.low / step)
-        return [step * i for i in range(first, math.floor(self.high / step) + 1)]
-
-
 def pareto(info: SearchInfo | None) -> Pareto | None:
     """The picture of a search, or None where there is nothing to show."""
     if info is None or not info.points:
@@ -108,14 +77,14 @@ def pareto(info: SearchInfo | None) -> Pareto | None:
     values = [p.value for p in info.points if math.isfinite(p.value)]
     if not values:
         return None
-    x = _Axis.over([p.price for p in info.points], LEFT, RIGHT)
-    y = _Axis.over([*values, info.bound], BOTTOM, TOP)
+    x = _axis([p.price for p in info.points], LEFT, RIGHT)
+    y = _axis([*values, info.bound], BOTTOM, TOP)
     unit = METRICS[info.metric].unit if info.metric in METRICS else ""
     kinds = list(dict.fromkeys(p.kind for p in info.points))
     return Pareto(
         marks=_marks(info.points, x, y, info.metric, unit),
-        x_ticks=tuple(Tick(x.at(t), f"{t:.4g}") for t in x.ticks()),
-        y_ticks=tuple(Tick(y.at(t), f"{t:.6g}") for t in y.ticks()),
+        x_ticks=tuple(Tick(x.at(t), f"{t:.4g}") for t in _round_numbers(x)),
+        y_ticks=tuple(Tick(y.at(t), f"{t:.6g}") for t in _round_numbers(y)),
         target_y=y.at(info.bound),
         target=info.target,
         y_title=f"{info.metric}{f', {unit}' if unit else ''} "
@@ -131,7 +100,23 @@ def pareto(info: SearchInfo | None) -> Pareto | None:
     )
 
 
-def _marks(points: Sequence[SearchPoint], x: _Axis, y: _Axis, metric: str, unit: str) -> tuple[Mark, ...]:
+def _axis(values: Sequence[float], start: float, end: float) -> Axis:
+    """Around the values, with some room."""
+    low, high = min(values), max(values)
+    room = (high - low) * _MARGIN or max(abs(high) * _MARGIN, 1e-6)
+    return Axis(low - room, high + room, start, end)
+
+
+def _round_numbers(axis: Axis) -> list[float]:
+    """Five to ten round numbers: steps of 1, 2 or 5 times a power of ten."""
+    raw = (axis.high - axis.low) / 6
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * f for f in (1, 2, 5, 10) if power * f >= raw)
+    first = math.ceil(axis.low / step)
+    return [step * i for i in range(first, math.floor(axis.high / step) + 1)]
+
+
+def _marks(points: Sequence[SearchPoint], x: Axis, y: Axis, metric: str, unit: str) -> tuple[Mark, ...]:
     """Marks from the top down; labels of near ones are moved apart."""
     placed = sorted(points, key=lambda p: (_height(p, y), x.at(p.price)))
     marks: list[Mark] = []
@@ -148,7 +133,7 @@ def _marks(points: Sequence[SearchPoint], x: _Axis, y: _Axis, metric: str, unit:
     return tuple(marks)
 
 
-def _height(point: SearchPoint, y: _Axis) -> float:
+def _height(point: SearchPoint, y: Axis) -> float:
     """Where the value is not finite, its mark lies on the bottom line."""
     return y.at(point.value) if math.isfinite(point.value) else BOTTOM
 
@@ -157,7 +142,7 @@ def _word(point: SearchPoint) -> str:
     return "meets the target" if point.met else "misses the target"
 
 
-def _frontier(info: SearchInfo, x: _Axis, y: _Axis) -> str:
+def _frontier(info: SearchInfo, x: Axis, y: Axis) -> str:
     """A staircase through the plans that no cheaper one equals."""
     sign = 1 if info.higher_is_better else -1
     steps: list[SearchPoint] = []

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from diag.render.axis import Axis, Tick
 from diag.render.cells import MISSING, is_broken, metric_text, sqnr_of
 from diag.report.schema import Birth, LayerInfo, Report
 
@@ -27,12 +28,6 @@ _SERIES = (
     ("local", "local: with the reference's inputs"),
     ("engine", "engine: the built engine's tensor"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    y: float
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +83,6 @@ class Picture:
     description: str
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """dB to pixels, clamped at both ends."""
-
-    low: float
-    high: float
-
-    def y(self, sqnr_db: float) -> float:
-        share = (min(max(sqnr_db, self.low), self.high) - self.low) / (self.high - self.low)
-        return BOTTOM - share * (BOTTOM - TOP)
-
-    def ticks(self) -> tuple[Tick, ...]:
-        step = 10 if self.high - self.low <= 80 else 20
-        first = math.ceil(self.low / step) * step
-        return tuple(Tick(self.y(db), f"{db:g}") for db in range(first, int(self.high) + 1, step))
-
-
 def picture(report: Report) -> Picture | None:
     """The picture of `report`, or None when no layer has an error to show."""
     layers = report.layers
@@ -117,7 +95,7 @@ def picture(report: Report) -> Picture | None:
     shown = tuple(item for item in series if item.dots or item.exact or item.broken)
     unseen = [index for index, layer in enumerate(layers) if layer.status == "not_observable"]
     return Picture(
-        ticks=axis.ticks(),
+        ticks=_ticks(axis),
         bands=_bands(layers),
         series=shown,
         unseen="".join(f"M{_x(index, len(layers)):.1f} {UNSEEN_Y - 5:g}v10" for index in unseen),
@@ -145,7 +123,13 @@ def _axis(values: Sequence[float]) -> Axis:
     low = max(-20, math.floor(min(values, default=0) / 10) * 10)
     high = min(140, math.ceil(max(values, default=60) / 10) * 10)
     low = min(low, 100)
-    return Axis(low, max(high, low + 40))
+    return Axis(low, max(high, low + 40), BOTTOM, TOP)
+
+
+def _ticks(axis: Axis) -> tuple[Tick, ...]:
+    step = 10 if axis.high - axis.low <= 80 else 20
+    first = math.ceil(axis.low / step) * step
+    return tuple(Tick(axis.at(db), f"{db:g}") for db in range(first, int(axis.high) + 1, step))
 
 
 def _x(index: int, total: int) -> float:
@@ -167,7 +151,7 @@ def _series(layers: list[LayerInfo], axis: Axis, name: str, meaning: str) -> Ser
                 exact.append(f"M{x} {EXACT_Y:g}h0")
             joined = False
             continue
-        y = f"{axis.y(sqnr_db):.1f}"
+        y = f"{axis.at(sqnr_db):.1f}"
         dots.append(f"M{x} {y}h0")
         line.append(f"{'L' if joined else 'M'}{x} {y}")
         joined = True
