@@ -18,20 +18,21 @@ def missed_by_one(search: Search, ids: frozenset[str], batches: Sequence[int], s
     """
     if len(batches) < 2 or not _applies(search):
         return False
-    hardest = max(batches, key=lambda b: _spent(search, frozenset(), b, batches))
-    return _spent(search, ids, hardest, batches) > 1 / slack
+    weights = {b: _weight(search, b) for b in batches}
+    total = max(sum(weights.values()), 1e-300)
+
+    def spent(raised: frozenset[str], batch: int) -> float:
+        """What one batch takes of the damage that all of them may have."""
+        damage = search.target.distance(search.variants.metrics(search.low(raised), (batch,)))
+        return damage * weights[batch] / total
+
+    hardest = max(batches, key=lambda b: spent(frozenset(), b))
+    return spent(ids, hardest) > 1 / slack
 
 
 def _applies(search: Search) -> bool:
     bounds = search.target.bounds
     return len(bounds) == 1 and bounds[0].metric in _ADDITIVE and len(search.variants.output_names) == 1
-
-
-def _spent(search: Search, ids: frozenset[str], batch: int, batches: Sequence[int]) -> float:
-    """What one batch takes of the damage that all of them may have."""
-    damage = search.target.distance(search.variants.metrics(search.low(ids), (batch,)))
-    weights = {b: _weight(search, b) for b in batches}
-    return damage * weights[batch] / max(sum(weights.values()), 1e-300)
 
 
 def _weight(search: Search, batch: int) -> float:
