@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from diag.errors import OutputError
+from diag.errors import OutputError, UsageError
 
 
 @contextmanager
@@ -42,9 +42,16 @@ def write_texts(texts: Mapping[Path, str]) -> None:
             stack.enter_context(replacing(path)).write_text(text, encoding="utf-8")
 
 
-def output_file(path: str | Path) -> Path:
-    """Make the folder that a result goes into. Raises OutputError when the file cannot be made there."""
+def output_file(path: str | Path, *inputs: str | Path) -> Path:
+    """Make the folder that a result goes into. Raises OutputError when the file cannot be made there.
+
+    `inputs` are files that the result is made from: UsageError when it would replace one of them.
+    """
     file = Path(path)
+    if file.resolve() in (Path(given).resolve() for given in inputs):
+        raise UsageError(
+            f"the result would replace {str(path)!r}, which it is made from", "Name another file."
+        )
     output_folder(file.parent)
     if file.is_dir():
         raise OutputError(f"{str(path)!r} is a folder", "Name a file.")

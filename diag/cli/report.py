@@ -24,6 +24,6 @@ def run(
     quiet: options.Quiet = False,
 ) -> int:
     page = render_html(read_report(report))
-    write_text(page, output_file(out))
+    write_text(page, output_file(out, report))
     Output(as_json, quiet).result({"page": out, "bytes": len(page.encode())}, lambda: f"written: {out}")
     return 0

@@ -357,6 +357,23 @@ def test_int8_without_scales_cannot_be_converted(trtdiag, model, tmp_path):
 # Where results go.
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("convert", "--format", "fp16"),
+        ("calibrate", "--data", "DATA"),
+        ("profile", "--data", "DATA"),
+        ("build", "--format", "fp16", "--data", "DATA", "--engine", "tensorrt-rtx"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_result_never_replaces_the_model_that_it_is_made_from(trtdiag, model, data, words):
+    before = model.read_bytes()
+    rest = [data if word == "DATA" else word for word in words[1:]]
+    refused(trtdiag(words[0], model, *rest, "--out", model), 2, "would replace", model.name)
+    assert model.read_bytes() == before
+
+
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_output_folder_that_cannot_be_made(compare, tmp_path, place):
     (tmp_path / "file").write_text("mine")

@@ -91,7 +91,7 @@ def build(settings: BuildSettings, progress: Progress) -> Built:
     Raises what loading, planning, calibrating and building raise; UsageError for options that contradict.
     """
     refuse_settings(settings)
-    out = output_file(settings.out)
+    out = output_file(settings.out, settings.model)
     planned = None
     if settings.planned:
         planned = plan_on(settings.model, choose_plan(settings.plan, settings.format))

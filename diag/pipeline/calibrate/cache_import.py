@@ -64,7 +64,7 @@ def import_cache(settings: ImportSettings, progress: Progress) -> Imported:
 
     Raises TableError when the cache is another model's, or gives a tensor a scale of zero or NaN.
     """
-    out = output_file(settings.out)
+    out = output_file(settings.out, settings.model, settings.cache)
     cache = read_scale_cache(settings.cache)
     planned = plan_on(settings.model, read_plan(settings.plan) if settings.plan else plan_for_format("int8"))
     names = match_names(cache.scales, planned.model)
@@ -145,5 +145,5 @@ def export_cache(table_path: str, out: str, version: str | None, method: str | N
     asked = method if method in (IMPORTED, SEARCHED) else known_method(method)
     table = read_table(table_path)
     text = cache_from_table(table, version, asked)
-    write_text(text, output_file(out))
+    write_text(text, output_file(out, table_path))
     return asked or table.method, text.count("\n") - 1

@@ -132,7 +132,8 @@ def _job(settings: CalibrateSettings) -> _Job:
             "Nothing to calibrate: INT4 takes its scales from the weights (`quantizer: {method: awq}` "
             "searches them on data), and MXFP8 finds them while the engine runs.",
         )
-    return _Job(settings, model, operands, method or planned, feeds, output_file(settings.out), searched)
+    file = output_file(settings.out, settings.model)
+    return _Job(settings, model, operands, method or planned, feeds, file, searched)
 
 
 def _float_tensors(model: Model) -> tuple[str, ...]:
@@ -173,9 +174,10 @@ def convert_model(
     model_path: str, plan_path: str | None, fmt: str | None, calibration: str | None, out: str
 ) -> TypedModel:
     """Apply a plan and write the typed model to `out`. Raises TableError when scales are missing."""
+    file = output_file(out, model_path)
     planned = plan_on(model_path, choose_plan(plan_path, fmt))
     table = read_scales(planned, calibration)
     typed = planned.apply(table)
     typed = replace(typed, notes=(*typed.notes, *structure_notes(planned, typed)))
-    save_model(typed.for_engines, typed.weights, output_file(out))
+    save_model(typed.for_engines, typed.weights, file)
     return typed

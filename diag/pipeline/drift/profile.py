@@ -46,7 +46,7 @@ def profile_model(settings: ProfileSettings, progress: Progress) -> Stats:
     when = time_of(settings.date)
     model = load_model(settings.model)
     feeds = open_feeds(settings.data, model.inputs, settings.limit, finite=False)
-    file = output_file(settings.out)
+    file = output_file(settings.out, settings.model)
     found = profile(
         model, like_of(model, feeds, settings, progress), feeds, settings.channels, when, progress
     )
