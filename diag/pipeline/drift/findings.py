@@ -41,7 +41,8 @@ def _others(drift: Drift) -> str:
 def said(tensor: DriftTensor) -> str:
     """What shows a tensor's drift, the primary figure first."""
     if tensor.nonfinite:
-        return f"{tensor.nonfinite:,} of its values are not finite"
+        verb = "is" if tensor.nonfinite == 1 else "are"
+        return f"{tensor.nonfinite:,} of its values {verb} not finite"
     shown = [name for name, figure in tensor.figures.items() if figure.level == tensor.level]
     name = shown[0] if shown else "sqnr_loss_db"
     value = tensor.figures[name].value
