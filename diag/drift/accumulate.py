@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from diag.calibration import samples
 from diag.calibration.sums import MOST_CHANNELS, channel_extremes
 from diag.drift.counting import Rows, count_tensor, not_seen
 from diag.drift.merge import Merger, worst_of
-from diag.drift.stats import FIGURES, HALVES, MOMENTS, SAMPLED, VARIES, Channels, Source, Stats, Tensor
+from diag.drift.stats import FIGURES, HALVES, MOMENTS, SAMPLED, VARIES, Channels, Source, Stats
 from diag.numerics.exact import ExactSums
 
 Array = NDArray[Any]
@@ -69,21 +69,17 @@ def count_batch(
     requests: Requests,
     axes: Mapping[str, int] | None = None,
     source: Source | None = None,
-    each: Callable[[Callable[[Tensor], Rows], Iterable[Tensor]], Iterable[Rows]] = map,
 ) -> Stats:
     """Statistics of one batch, to be merged with `like` (`empty_stats` of the model, table and tensors).
 
     `values`: the tensors by name, any shape and numeric type; some may be absent. `axes`: the channel axis
     (1 or -1) of each tensor whose channels are asked for. `source`: by default one batch of these requests.
-    `each`: `map`, or that of a pool of threads, which then counts several tensors at a time.
     """
     halves = requests.halves
-
-    def count(tensor: Tensor) -> Rows:
-        seen = tensor.name in values
-        return count_tensor(np.asarray(values[tensor.name]), tensor, halves) if seen else not_seen(halves)
-
-    found = list(each(count, like.tensors))
+    found = [
+        count_tensor(np.asarray(values[t.name]), t, halves) if t.name in values else not_seen(halves)
+        for t in like.tensors
+    ]
     figures = _Figures(found, requests)
     sample_keys, sample = figures.sample()
     worst_keys, worst = figures.worst()
