@@ -1,4 +1,4 @@
-"""The FP32 model with chosen tensors as its outputs, and counting that goes on while it runs (calibration)."""
+"""The FP32 model with chosen tensors as its outputs, and counting that goes on while it runs."""
 
 from __future__ import annotations
 
