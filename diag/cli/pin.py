@@ -29,8 +29,8 @@ from diag.cli.search_options import (
 from diag.compensation.credits import credit_lines
 from diag.pipeline.search.compensated import CompensatedPins, pin_compensated
 from diag.pipeline.search.job import PinResult, pin_layers
+from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.settings import RANKING_FILE, SearchSettings
-from diag.pipeline.search.trials import Metrics
 from diag.search.target import Target as SearchTarget
 
 Compensate = Annotated[

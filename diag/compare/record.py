@@ -51,6 +51,14 @@ class Record:
         self.sums.add(measured.sums)
         self.decisions.add(measured.decisions)
 
+    def add(self, later: Record) -> None:
+        """Take in what was seen of the same tensor on later batches, as if it had come here."""
+        if later.worst_batch >= 0 and (self.worst_batch < 0 or later.worst_sqnr_db < self.worst_sqnr_db):
+            self.worst_batch, self.worst_index = later.worst_batch, later.worst_index
+            self.worst_sqnr_db = later.worst_sqnr_db
+        self.sums.add(later.sums)
+        self.decisions.add(later.decisions)
+
     def metrics(self) -> dict[str, float]:
         """Metrics by name, see `diag.numerics.table.METRICS`."""
         found = error_metrics(self.sums)

@@ -24,14 +24,25 @@ MOST_PIECES = 48
 """Cuts cost a session each and a copy of what crosses them; more would save little."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trace:
     """One batch under one assignment: its outputs, and what crossed each cut."""
 
     low: frozenset[str]
-    outputs: dict[str, Array]
-    held: list[dict[str, Array]] = field(repr=False)
+    outputs: Mapping[str, Array]
+    held: Sequence[Mapping[str, Array]] = field(repr=False)
     """By piece: every tensor that it and the pieces behind it read."""
+    size: int
+    """Elements of the batch."""
+
+    def bytes_beside(self, base: Trace | None) -> int:
+        """Memory of the arrays that `base` does not hold too."""
+        known = set(base.arrays()) if base else set()
+        return sum(array.nbytes for key, array in self.arrays().items() if key not in known)
+
+    def arrays(self) -> dict[int, Array]:
+        """Every array once, by its identity."""
+        return {id(array): array for part in (self.outputs, *self.held) for array in part.values()}
 
 
 @dataclass
@@ -65,63 +76,70 @@ class Switchable:
         builder = _Builder(model, emulate(typed), types)
         groups = builder.groups(self.switches, self.always_low)
         self._pieces = _pieces(builder, groups, self.switches, self.output_names)
+        self._place = {layer: i for i, piece in enumerate(self._pieces) for layer in piece.layers}
         self.forward_equivalents = 0.0
-        """Work done so far, in whole forward passes of one batch."""
+        """Work done so far, in whole forward passes of a batch as large as the first."""
+        self._size = 0
         self._plain: Session | None = None
         if always_low:  # with every switch off this graph is not the reference
             self._plain = Session(with_outputs(model.proto, list(self.output_names)), model.weights)
 
-    def reference(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+    def reference(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
         """Outputs of one batch in FP32 throughout, whatever is always lowered here."""
         if self._plain is None:
-            return self.outputs(feed, ())
-        self.forward_equivalents += 1.0
+            return self.trace(feed, ()).outputs
+        self.count(feed)
         return self._plain.run(feed)
-
-    def outputs(self, feed: Mapping[str, Array], low: Collection[str]) -> dict[str, Array]:
-        """Outputs of one batch with the layers of `low` lowered; nothing is kept."""
-        return self._run(0, dict(feed), frozenset(low), keep=False).outputs
 
     def trace(self, feed: Mapping[str, Array], low: Collection[str]) -> Trace:
         """Run one batch with the layers of `low` lowered, keeping what variants of it can start from."""
-        return self._run(0, dict(feed), frozenset(low))
+        return self._run([dict(feed)], frozenset(low), {}, _size(feed))
 
-    def outputs_of(self, base: Trace, low: Collection[str]) -> dict[str, Array]:
-        """Outputs under another assignment, run from the first piece where it differs from `base`."""
+    def follow(self, base: Trace, low: Collection[str]) -> Trace:
+        """Run the batch of `base` under another assignment, from the first piece where they differ."""
         wanted = frozenset(low)
-        changed = wanted ^ base.low
-        first = next((i for i, piece in enumerate(self._pieces) if changed & piece.layers), None)
-        if first is None:
-            return base.outputs
-        return self._run(first, base.held[first], wanted, base.outputs, keep=False).outputs
+        first = self.difference(base, wanted)
+        if first == len(self._pieces):
+            return base
+        return self._run(list(base.held[: first + 1]), wanted, base.outputs, base.size)
+
+    def difference(self, base: Trace, low: frozenset[str]) -> int:
+        """The first piece where an assignment differs from that of `base`; their number where none does."""
+        changed = (low ^ base.low) & self._place.keys()
+        return min((self._place[layer] for layer in changed), default=len(self._pieces))
+
+    def count(self, feed: Mapping[str, Array]) -> None:
+        """Count a pass that was run elsewhere."""
+        self._count(_size(feed))
+
+    def _count(self, size: int, share: float = 1.0) -> None:
+        self._size = self._size or size
+        self.forward_equivalents += share * size / max(self._size, 1)
 
     def _run(
-        self,
-        first: int,
-        held: dict[str, Array],
-        low: frozenset[str],
-        known: Mapping[str, Array] | None = None,
-        keep: bool = True,
+        self, held: list[Mapping[str, Array]], low: frozenset[str], known: Mapping[str, Array], size: int
     ) -> Trace:
-        outputs = dict(known or {})
-        kept: list[dict[str, Array]] = []
+        """`held` ends with what the first piece to run reads."""
+        outputs, first = dict(known), len(held) - 1
         for piece in self._pieces[first:]:
-            if keep:
-                kept.append(held)
             switches = {_switch(layer): np.array(layer in low) for layer in piece.layers}
             began = time.perf_counter()
-            made = piece.session.run({**held, **switches}, piece.made)
+            made = piece.session.run({**held[-1], **switches}, piece.made)
             piece.seconds += time.perf_counter() - began
             piece.runs += 1
             outputs.update({name: made[name] for name in self.output_names if name in made})
-            held = {n: v for n, v in {**held, **made}.items() if n in piece.needed_later}
-        self.forward_equivalents += self._share(first)
-        return Trace(low, outputs, kept)
+            held.append({n: v for n, v in {**held[-1], **made}.items() if n in piece.needed_later})
+        self._count(size, self._share(first))
+        return Trace(low, outputs, held[:-1], size)
 
     def _share(self, first: int) -> float:
         """Share of a whole pass that the pieces from `first` on take, by measured time."""
         means = [piece.seconds / max(piece.runs, 1) for piece in self._pieces]
         return sum(means[first:]) / max(sum(means), 1e-12)
+
+
+def _size(feed: Mapping[str, Array]) -> int:
+    return sum(array.size for array in feed.values())
 
 
 def _switch(layer: str) -> str:

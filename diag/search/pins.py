@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diag.search.programme import cheapest_set
-from diag.search.rank import Candidate, Effect, Ranking
+from diag.search.rank import Candidate, Effect, Ranking, scores
 
 Meets = Callable[[frozenset[str]], bool]
 """Whether the target holds with the candidates of these ids raised and all others lowered."""
+
+Ahead = Callable[[Sequence[frozenset[str]]], None]
+"""Told which sets `Meets` will most likely be asked about next."""
 
 
 @dataclass
@@ -39,6 +42,7 @@ def find_pins(
     prices: Mapping[str, float] | None = None,
     pairs: Sequence[frozenset[str]] = (),
     time_left: Callable[[], bool] = lambda: True,
+    ahead: Ahead = lambda sets: None,
 ) -> PinSearch:
     """Smallest set of pins that `meets` accepts.
 
@@ -60,7 +64,7 @@ def find_pins(
     if not measured(frozenset(order)):
         return PinSearch("impossible", order, False, tried)
     start = _first_set(ranking, measured, prices, pairs, time_left)
-    pins = thinned(start, order, measured, time_left)
+    pins = thinned(start, order, measured, time_left, ahead)
     return PinSearch("found", [i for i in order if i in pins], time_left(), tried)
 
 
@@ -79,7 +83,8 @@ def _first_set(
     """
     best = frozenset(effect.candidate.id for effect in ranking.effects)
     for order in _orders(ranking.effects, pairs):
-        length = _shortest_prefix(order[: len(best) - 1], measured)
+        guess = _guess(order, ranking)
+        length = shortest_prefix(order[: len(best) - 1], measured, guess)
         if length is not None and length < len(best):
             best = frozenset(order[:length])
         if not time_left():
@@ -107,17 +112,31 @@ def _orders(effects: Sequence[Effect], pairs: Sequence[frozenset[str]]) -> list[
     ]
 
 
-def _shortest_prefix(order: Sequence[str], measured: Meets) -> int | None:
-    """A prefix length that meets the target while one shorter misses it; doubling, then bisection.
+def _guess(order: Sequence[str], ranking: Ranking) -> int:
+    """How many of the order an additive model must raise: where a search begins, at either end."""
+    damages = {e.candidate.id: max(e.lowered_mean, 0.0) for e in ranking.effects}
+    total = math.fsum(damages.values())
+    if not (math.isfinite(total) and math.isfinite(ranking.total)) or min(total, ranking.total) <= 0:
+        return 1
+    left = ranking.total
+    for count, name in enumerate(order, start=1):
+        left -= damages[name] * ranking.total / total
+        if left <= 1.0:
+            return count
+    return len(order)
 
-    None when the whole order misses it.
+
+def shortest_prefix(order: Sequence[str], measured: Meets, guess: int = 1) -> int | None:
+    """A prefix length that meets the target while one shorter misses it.
+
+    From `guess` on in steps of 1, 2, 4, ... to the side where the answer changes, then by bisection. None
+    when the whole order misses the target.
     """
-    if not order or not measured(frozenset(order)):
+    if not order:
         return None
-    low, high = 0, 1
-    while high < len(order) and not measured(frozenset(order[:high])):
-        low, high = high, 2 * high
-    high = min(high, len(order))
+    low, high = _bracket(len(order), measured=lambda n: measured(frozenset(order[:n])), guess=guess)
+    if high > len(order):
+        return None
     while high - low > 1:
         middle = (low + high) // 2
         if measured(frozenset(order[:middle])):
@@ -127,30 +146,45 @@ def _shortest_prefix(order: Sequence[str], measured: Meets) -> int | None:
     return high
 
 
+def _bracket(most: int, measured: Callable[[int], bool], guess: int) -> tuple[int, int]:
+    """A length that misses the target (or 0) and a longer one that meets it (or `most` + 1)."""
+    at, step = min(max(guess, 1), most), 1
+    if measured(at):
+        high = at
+        while (low := max(high - step, 0)) > 0 and measured(low):
+            high, step = low, 2 * step
+        return low, high
+    low = at
+    while low < most and not measured(high := min(low + step, most)):
+        low, step = high, 2 * step
+    return (low, high) if low < most else (most, most + 1)
+
+
 def thinned(
     pins: frozenset[str],
     order: Sequence[str],
     measured: Meets,
     time_left: Callable[[], bool] = lambda: True,
+    ahead: Ahead = lambda sets: None,
 ) -> frozenset[str]:
-    """Leave out pins, the least effective first: halves, quarters, ... (Zeller's ddmin), then one by one.
+    """Leave out pins, the least effective first: one, then two, four, ... as long as that works.
 
-    Ends when every single pin is needed, or no time is left.
+    Ends when every single pin is needed (1-minimal: Zeller and Hildebrandt, "Simplifying and isolating
+    failure-inducing input", 2002), or no time is left.
     """
-    size = len(pins) // 2
-    while size > 1:
-        ordered = [i for i in reversed(order) if i in pins]
-        for start in range(0, len(ordered), size):
-            chunk = frozenset(ordered[start : start + size])
-            if chunk < pins and time_left() and measured(pins - chunk):
-                pins = pins - chunk
-        size //= 2
-    removed = True
-    while removed:
-        removed = False
-        for pin in [i for i in reversed(order) if i in pins]:
-            if time_left() and measured(pins - {pin}):
-                pins, removed = pins - {pin}, True
+    before = None
+    while pins != before:
+        before = pins
+        ahead([pins - {pin} for pin in pins])
+        left, size = [i for i in reversed(order) if i in pins], 1
+        while left and time_left():
+            chunk = frozenset(left[:size])
+            if chunk < pins and measured(pins - chunk):
+                pins, left, size = pins - chunk, left[size:], 2 * size
+            elif size > 1:
+                size = 1
+            else:
+                left = left[1:]
     return pins
 
 
@@ -185,19 +219,21 @@ def additive_choice(
 
 def unstable_pins(pins: Sequence[str], effects: Sequence[Effect]) -> list[str]:
     """Pins that one half of the batches ranks far lower: behind twice the number of pins."""
-    batches = len(effects[0].lowered) if effects else 0
-    if batches < 2:
+    measured = [effect for effect in effects if effect.lowered]
+    if max((len(effect.lowered) for effect in measured), default=0) < 2:
         return []
-    halves = [_order(effects, range(start, batches, 2)) for start in (0, 1)]
+    halves = [_half(measured, start) for start in (0, 1)]
     limit = 2 * max(len(pins), 1)
-    return [pin for pin in pins if max(half.index(pin) for half in halves) >= limit]
+    return [pin for pin in pins if any(pin in half and half.index(pin) >= limit for half in halves)]
 
 
-def _order(effects: Sequence[Effect], batches: range) -> list[str]:
-    def score(effect: Effect) -> float:
-        return sum(effect.lowered[b] for b in batches) + sum(max(effect.raised[b], 0.0) for b in batches)
-
-    return [effect.candidate.id for effect in sorted(effects, key=score, reverse=True)]
+def _half(effects: Sequence[Effect], start: int) -> list[str]:
+    """The order by every second batch; what was measured on one batch has that one in both halves."""
+    parts = [
+        Effect(e.candidate, e.lowered[start::2] or e.lowered, e.raised[start::2] or e.raised) for e in effects
+    ]
+    order = sorted(zip(scores(parts), parts, strict=True), key=lambda item: -item[0])
+    return [part.candidate.id for _, part in order]
 
 
 def candidates_of(lowered: Sequence[str], groups: Sequence[tuple[str, Sequence[str]]]) -> list[Candidate]:

@@ -15,7 +15,7 @@ from search_tools import Workplace, workplace
 from diag.errors import DataError, UsageError
 from diag.gate.threshold import parse_threshold
 from diag.pipeline.search.job import rank_layers
-from diag.pipeline.search.user_metric import MetricMean, open_metric
+from diag.pipeline.search.user_metric import measure_own, open_metric
 from diag.progress import Silent
 
 SCORE = """
@@ -121,8 +121,7 @@ def test_a_name_of_trtdiags_own_is_refused(tmp_path: Path) -> None:
 
 def test_the_mean_is_over_samples(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("def size(outputs, labels):\n    return float(outputs['y'].sum())\n")
-    mean = MetricMean(open_metric(f"{tmp_path}/m.py:size"))
-    for rows, value in ((1, 2.0), (3, 1.0)):
-        y = np.full((rows, 1), value)
-        mean.update({"y": 2 * y}, {"y": y}, {})
-    assert mean.metrics() == {"size": (1 * 2 + 3 * 3) / 4, "reference": (1 * 4 + 3 * 6) / 4}
+    metric = open_metric(f"{tmp_path}/m.py:size")
+    parts = [np.full((rows, 1), value) for rows, value in ((1, 2.0), (3, 1.0))]
+    first, second = (measure_own(metric, {"y": 2 * y}, {"y": y}, {}) for y in parts)
+    assert (first + second).metrics() == {"size": (1 * 2 + 3 * 3) / 4, "reference": (1 * 4 + 3 * 6) / 4}

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import combinations
 
 import pytest
 
 from diag.progress import Silent
-from diag.search.pins import PinSearch, additive_choice, candidates_of, find_pins, unstable_pins
+from diag.search.pins import (
+    PinSearch,
+    additive_choice,
+    candidates_of,
+    find_pins,
+    shortest_prefix,
+    thinned,
+    unstable_pins,
+)
 from diag.search.rank import Candidate, Effect, Ranking, rank
 
 NAMES = [f"layer{i}" for i in range(9)]
@@ -71,6 +80,56 @@ def test_the_set_meets_the_target_and_no_pin_can_go(name: str) -> None:
     assert model(everything - pins) <= 1.0
     assert found.minimal
     assert all(model(everything - (pins - {pin})) > 1.0 for pin in pins)
+
+
+@pytest.mark.parametrize("needed", [1, 2, 30, 63, 64])
+@pytest.mark.parametrize("guess", [1, 2, 30, 63, 64, 1000])
+def test_a_prefix_is_found_from_wherever_the_search_begins(needed: int, guess: int) -> None:
+    order = [f"n{i:02}" for i in range(64)]
+    asked: list[int] = []
+
+    def measured(ids: frozenset[str]) -> bool:
+        asked.append(len(ids))
+        return len(ids) >= needed
+
+    assert shortest_prefix(order, measured, guess) == needed
+    away = abs(min(guess, 64) - needed)
+    # Doubling steps to the answer's other side, then bisection of the last step.
+    assert len(asked) <= 2 * math.log2(away + 1) + 3
+    assert all(abs(n - needed) <= 2 * away + 1 for n in asked)
+
+
+def test_no_prefix_where_the_whole_order_misses() -> None:
+    assert shortest_prefix(["a", "b", "c"], lambda ids: False) is None
+    assert shortest_prefix([], lambda ids: True) is None
+
+
+@pytest.mark.parametrize("needed", [3, 61])
+def test_where_the_additive_model_is_right_the_proof_is_nearly_all_the_work(needed: int) -> None:
+    """Of 64 equal causes, few or nearly all must be raised: the search begins at the end that is nearer."""
+    asked: list[frozenset[str]] = []
+    each = 1 / (64 - needed + 0.5)
+    effects = [Effect(Candidate(f"n{i:02}", frozenset({f"n{i:02}"})), [each], [each]) for i in range(64)]
+
+    def meets(ids: frozenset[str]) -> bool:
+        asked.append(ids)
+        return (64 - len(ids)) * each <= 1.0
+
+    found = find_pins(Ranking(effects, 64 * each, 1, True, 1.0), meets)
+    assert len(found.pins) == needed
+    assert len(asked) <= needed + 5  # both ends, the set, one shorter, what the programme proposes
+
+
+def test_thinning_leaves_out_many_at_once_and_stops_at_what_is_needed() -> None:
+    order = [f"n{i:03}" for i in range(200)]
+    needed, asked = frozenset({"n000", "n100", "n199"}), []
+
+    def measured(ids: frozenset[str]) -> bool:
+        asked.append(ids)
+        return needed <= ids
+
+    assert thinned(frozenset(order), order, measured) == needed
+    assert len(asked) < 60
 
 
 def test_no_pins_where_the_target_holds_already() -> None:

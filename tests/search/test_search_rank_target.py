@@ -50,10 +50,71 @@ def test_an_order_that_keeps_changing_is_not_called_settled() -> None:
     assert all(len(effect.lowered) == 3 for effect in ranking.effects)
 
 
-def test_a_spent_budget_keeps_the_batch_that_was_begun() -> None:
-    ranking = rank(CANDIDATES, lambda low, _: sum(PARTS[n] for n in low), range(9), Silent(), budget_s=0.0)
+def test_a_spent_budget_keeps_what_was_measured_and_puts_the_rest_last() -> None:
+    prior = {"d": 3.0, "b": 2.0, "c": 1.0}
+    ranking = rank(
+        CANDIDATES,
+        lambda low, _: sum(PARTS[n] for n in low),
+        range(9),
+        Silent(),
+        budget_s=0.0,
+        prior=prior,
+    )
     assert ranking.batches == 1
-    assert all(len(effect.lowered) == 1 for effect in ranking.effects)
+    assert [(e.candidate.id, e.lowered) for e in ranking.effects] == [
+        ("d", [2.0]),
+        ("b", []),
+        ("c", []),
+        ("a", []),
+    ]
+    assert ranking.unmeasured == 3
+    assert not ranking.settled
+
+
+MANY = [Candidate(f"n{i:02}", frozenset({f"n{i:02}"})) for i in range(40)]
+LARGE = {"n07": 1.0, "n20": 0.8, "n33": 0.5}
+
+
+def noisy(low: frozenset[str], batch: int) -> float:
+    """Three large causes and many small ones; every batch weighs each of them a little differently."""
+    generator = np.random.default_rng(batch)
+    weights = dict(zip([c.id for c in MANY], generator.uniform(0.9, 1.1, len(MANY)), strict=True))
+    return sum(LARGE.get(n, 0.005) * weights[n] for n in low)
+
+
+def test_what_does_not_matter_is_measured_on_one_batch_only() -> None:
+    calls = []
+
+    def damage(low: frozenset[str], batch: int) -> float:
+        calls.append(batch)
+        return noisy(low, batch)
+
+    ranking = rank(MANY, damage, range(8), Silent())
+    assert ranking.settled
+    assert [e.candidate.id for e in ranking.effects[:3]] == ["n07", "n20", "n33"]
+    assert all(len(e.lowered) == ranking.batches == 2 for e in ranking.effects[:3])
+    assert sum(len(e.lowered) == 1 for e in ranking.effects) > 25
+    assert len(calls) < 1.3 * (2 * len(MANY) + 2)
+
+
+def test_noise_in_small_gains_does_not_move_a_layer_up() -> None:
+    """Gains are differences of large damages: here each is off by up to a tenth of the whole."""
+    everything = frozenset(c.id for c in MANY)
+
+    def damage(low: frozenset[str], batch: int) -> float:
+        chance = np.random.default_rng(abs(hash((tuple(sorted(low)), batch))) % 2**32).uniform(-0.05, 0.05)
+        return noisy(low, batch) + (chance if len(low) == len(everything) - 1 else 0.0)
+
+    ranking = rank(MANY, damage, range(8), Silent())
+    assert [e.candidate.id for e in ranking.effects[:3]] == ["n07", "n20", "n33"]
+
+
+def test_a_pair_that_hurts_only_together_ranks_first_by_its_gain() -> None:
+    def damage(low: frozenset[str], batch: int) -> float:
+        return noisy(low, batch) / 100 + (5.0 if {"n03", "n30"} <= low else 0.0)
+
+    ranking = rank(MANY, damage, range(8), Silent())
+    assert {e.candidate.id for e in ranking.effects[:2]} == {"n03", "n30"}
 
 
 def test_infinite_damage_ranks_first() -> None:

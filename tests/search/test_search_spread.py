@@ -37,6 +37,22 @@ def test_two_processes_rank_as_one_does(place: Workplace) -> None:
     assert ranking(place, "jobs") == ranking(place, "alone")
 
 
+def test_two_processes_choose_the_pins_that_one_does(place: Workplace) -> None:
+    table = str(place.folder / "alone" / "calibration.json")
+    alone, both = (
+        place.pin(out, calibration=table, jobs=jobs) for out, jobs in (("pin-alone", 1), ("pin-jobs", 2))
+    )
+    assert both.search.pins == alone.search.pins
+    assert both.held_out == alone.held_out
+    assert both.search.minimal
+    assert _kept(place.folder / "pin-alone") <= _kept(place.folder / "pin-jobs")
+
+
+def _kept(out: Path) -> set[tuple[str, str]]:
+    """Every trial with its outcome, as written down."""
+    return set(sqlite3.connect(out / ".trials.sqlite").execute("SELECT id, outcome FROM trials"))
+
+
 def test_a_ray_cluster_ranks_as_one_process_does(place: Workplace) -> None:
     pytest.importorskip("ray", reason="ray is not installed")
     table = str(place.folder / "alone" / "calibration.json")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from diag.errors import NotEnoughEvidenceError
-from diag.pipeline.search.early import missed_by_one
+from diag.pipeline.search.early import missed_early
 from diag.pipeline.search.plans import Kind, Weighed, pinned
 from diag.pipeline.search.setup import Search
 from diag.progress import Progress
@@ -43,6 +43,17 @@ def judge_start(search: Search) -> None:
         )
 
 
+def both_ends(search: Search) -> PinSearch | None:
+    """The answer, where it is no pin at all, or not even all of them; None where a search must tell."""
+    none, everything = frozenset[str](), search.ids
+    if _meets_all(search, none):
+        return PinSearch("not-needed", [], True, {none: True})
+    if not _meets(search, everything, search.chosen):
+        order = [candidate.id for candidate in search.candidates]
+        return PinSearch("impossible", order, False, {none: False, everything: False})
+    return None
+
+
 def sureness(search: Search, pins: PinSearch) -> Evidence | None:
     """How sure the batches held out are of these pins; None when there is but one."""
     return _evidence(search, pins.pins, search.held_out) if len(search.held_out) > 1 else None
@@ -50,6 +61,7 @@ def sureness(search: Search, pins: PinSearch) -> Evidence | None:
 
 def _evidence(search: Search, pins: Sequence[str], batches: Sequence[int]) -> Evidence:
     low = search.low(pins)
+    search.variants.ahead((low, b) for b in batches)
     return evidence([search.target.distance(search.variants.metrics(low, (b,))) for b in batches])
 
 
@@ -71,12 +83,15 @@ def _held(search: Search, ranking: Ranking, pairs: Sequence[frozenset[str]], pro
     def time_left() -> bool:
         return time.monotonic() < ends
 
+    def ahead(sets: Sequence[frozenset[str]]) -> None:
+        search.variants.ahead((search.low(ids), b) for ids in sets for b in search.chosen)
+
     for _ in range(_ROUNDS):
 
         def meets(ids: frozenset[str], slack: float = slack) -> bool:
             return _meets(search, ids, search.chosen, slack)
 
-        found = find_pins(ranking, meets, prices, pairs, time_left)
+        found = find_pins(ranking, meets, prices, pairs, time_left, ahead)
         if found.outcome == "impossible" or _meets(search, frozenset(found.pins), search.held_out):
             return found
         progress.note(f"{len(found.pins)} pins miss on the batches held out; choosing with more slack")
@@ -87,12 +102,13 @@ def _held(search: Search, ranking: Ranking, pairs: Sequence[frozenset[str]], pro
         if not (math.isfinite(slack) and _meets(search, search.ids, search.chosen, slack)):
             break
     progress.note("the batches held out ask for other pins: all batches choose now, and none prove")
-    found = find_pins(ranking, lambda ids: _meets_all(search, ids), prices, pairs, time_left)
+    found = find_pins(ranking, lambda ids: _meets_all(search, ids), prices, pairs, time_left, ahead)
     return replace(found, used_held_out=True)
 
 
 def _meets(search: Search, ids: frozenset[str], batches: Sequence[int], slack: float = 1.0) -> bool:
-    if missed_by_one(search, ids, batches, slack):
+    search.variants.ahead((search.low(ids), b) for b in batches)
+    if missed_early(search, ids, batches, slack):
         return False
     metrics = search.variants.metrics(search.low(ids), batches)
     return search.target.met(metrics) and (slack == 1.0 or search.target.distance(metrics) <= 1 / slack)

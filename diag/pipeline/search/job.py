@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from diag.pipeline.search.choose import choose, frontier, judge_start, sureness
+from diag.pipeline.search.choose import both_ends, choose, frontier, judge_start, sureness
+from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.plans import raised_format, rivals
 from diag.pipeline.search.ranking_file import write_ranking
 from diag.pipeline.search.report import Found, confirmed, prove
 from diag.pipeline.search.settings import RANKING_FILE, SearchSettings
 from diag.pipeline.search.setup import Search, set_up
-from diag.pipeline.search.spread import Spread, spread_over
+from diag.pipeline.search.spread import spread_over
 from diag.pipeline.search.stability import unstable_pins
-from diag.pipeline.search.trials import Metrics
 from diag.progress import Progress
 from diag.report.schema import Report
 from diag.search.pins import PinSearch
@@ -24,8 +24,8 @@ from diag.search.rank import Ranking, rank, ranking_of
 def rank_layers(settings: SearchSettings, progress: Progress) -> Ranking:
     """Measure every group of lowered layers alone, both ways, and write ranking.json into `settings.out`."""
     search = set_up(settings, progress)
-    with spread_over(settings, search, progress) as spread:
-        return _ranked(search, spread, progress)
+    with spread_over(settings, search):
+        return _ranked(search, progress)
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,8 @@ def pin_layers(settings: SearchSettings, progress: Progress) -> PinResult:
     hopeless = search.variants.reference_metrics(range(search.batches))
     if not search.target.met(hopeless):
         return _hopeless(search, hopeless)
-    progress.start("measuring without pins", None)
-    judge_start(search)
-    with spread_over(settings, search, progress) as spread:
-        ranking = _ranked(search, spread, progress)
-    progress.start("choosing pins", None)
-    pins = choose(search, ranking, progress)
+    with spread_over(settings, search):
+        ranking, pins = _searched(search, progress)
     progress.start("choosing the pins' format", None)
     fmt, chosen = raised_format(search, pins.pins)
     points = [*frontier(search, pins, fmt), chosen, *rivals(search)]
@@ -76,6 +72,18 @@ def pin_layers(settings: SearchSettings, progress: Progress) -> PinResult:
     found = Found(search, pins, ranking, fmt, chosen, points, unstable, sureness(search, pins))
     report = prove(found, progress) if pins.outcome != "impossible" else None
     return _result(found, report)
+
+
+def _searched(search: Search, progress: Progress) -> tuple[Ranking, PinSearch]:
+    """Both ends first: where one of them is the answer, nothing is ranked."""
+    progress.start("measuring with no pins and with all of them", None)
+    judge_start(search)
+    at_once = both_ends(search)
+    if at_once is not None:
+        return ranking_of([], [], True), at_once
+    ranking = _ranked(search, progress)
+    progress.start("choosing pins", None)
+    return ranking, choose(search, ranking, progress)
 
 
 def _hopeless(search: Search, metrics: Metrics) -> PinResult:
@@ -104,7 +112,7 @@ def _result(found: Found, report: Report | None) -> PinResult:
     )
 
 
-def _ranked(search: Search, spread: Spread | None, progress: Progress) -> Ranking:
+def _ranked(search: Search, progress: Progress) -> Ranking:
     """The ranking that was handed in where it holds, measured where it does not; written down."""
     target = str(search.target)
     known = search.ranked.effects(target) if search.ranked else {}
@@ -118,7 +126,7 @@ def _ranked(search: Search, spread: Spread | None, progress: Progress) -> Rankin
             search.chosen,
             progress,
             search.settings.budget_s / 2,  # the other half is for choosing
-            spread,
+            lambda sets, batch: search.variants.ahead((low, batch) for low in sets),
         )
     path = Path(search.settings.out) / RANKING_FILE
     write_ranking(path, search.key, target, ranking, search.planned.model, search.planned.roles)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diag.pipeline.prepare import read_scales
+from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.setup import Search
-from diag.pipeline.search.trials import Metrics
 from diag.plan.schema import Plan, pin_for, plan_for_format
 from diag.search.rank import Candidate
 

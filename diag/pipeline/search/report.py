@@ -10,9 +10,9 @@ from pathlib import Path
 from diag.gate.threshold import Threshold
 from diag.numerics.table import METRICS
 from diag.pipeline.compare.job import compare
+from diag.pipeline.search.outcome import OWN
 from diag.pipeline.search.plans import Weighed
 from diag.pipeline.search.setup import Search
-from diag.pipeline.search.variants import OWN
 from diag.pipeline.settings import CompareSettings, EngineSettings
 from diag.plan.schema import write_plan
 from diag.progress import Progress

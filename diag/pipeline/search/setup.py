@@ -22,6 +22,7 @@ from diag.model.graph import Model
 from diag.numerics.table import METRICS
 from diag.pipeline.compare.assemble import tensor_kinds
 from diag.pipeline.prepare import Planned, before_last_third, calibrate, choose_plan, plan_on
+from diag.pipeline.search.outcome import BY_CHANNEL
 from diag.pipeline.search.prices import Prices, open_prices
 from diag.pipeline.search.ranking_file import RankingFile, read_ranking
 from diag.pipeline.search.screen import MOST_CANDIDATES, screened
@@ -106,8 +107,10 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
     ranked = _ranking(settings, key, typed)
     candidates, switchable = _switchable(planned, typed, ranked, data.batches[0], trust, progress)
     # What is lowered throughout is part of every trial; it depends on the ranking that was handed in.
-    store = TrialStore(out / TRIALS_FILE, "\n".join([key, *sorted(switchable.always_low)]))
-    variants = Variants(switchable, data.batches, tensor_kinds(planned, trust), store, metric, data.labels)
+    by_channel = any(t.metric == BY_CHANNEL for t in settings.target)
+    store = TrialStore(out / TRIALS_FILE, "\n".join([key, f"{by_channel}", *sorted(switchable.always_low)]))
+    kinds = tensor_kinds(planned, trust)
+    variants = Variants(switchable, data.batches, kinds, store, metric, data.labels, by_channel)
     shaped = {name: tuple(array.shape) for name, array in data.batches[0].items()}
     concrete = shapes.infer(model, shapes.bind(model, shaped), trust.shape_values)
     return Search(

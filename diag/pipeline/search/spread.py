@@ -15,51 +15,48 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from diag.errors import EngineError, UsageError
+from diag.pipeline.search.outcome import Outcome
 from diag.pipeline.search.settings import SearchSettings
 from diag.pipeline.search.setup import Search, set_up
-from diag.pipeline.search.trials import Metrics
-from diag.progress import Progress, Silent
-
-Task = tuple[frozenset[str], int]
-"""Lowered layers, and the number of a batch."""
-
-Spread = Callable[[list[frozenset[str]], int], None]
-"""Has sets of lowered layers measured on one batch; afterwards the search finds them."""
+from diag.pipeline.search.variants import Task
+from diag.progress import Silent
 
 _CHUNKS_PER_WORKER = 4
 
 
 @contextmanager
-def spread_over(settings: SearchSettings, search: Search, progress: Progress) -> Iterator[Spread | None]:
-    """What measures for the search; None where this process does it alone.
+def spread_over(settings: SearchSettings, search: Search) -> Iterator[None]:
+    """Inside, workers measure what the search asks for ahead; without --jobs and --ray there are none.
 
     Raises UsageError where Ray is not installed, EngineError when a worker dies.
     """
     if settings.ray is None and settings.jobs <= 1:
-        yield None
+        yield
         return
     with tempfile.TemporaryDirectory(prefix="trtdiag-workers-") as folder:
         ours = replace(
             settings, out=folder, calibration=search.table or settings.calibration, jobs=1, ray=None
         )
         with _ray(ours, settings.ray) if settings.ray is not None else _pool(ours, settings.jobs) as run:
-            yield lambda sets, batch: _measure(run, search, sets, batch, max(settings.jobs, 1))
+            search.variants.workers = lambda tasks: _measure(run, tasks, max(settings.jobs, 1))
+            try:
+                yield
+            finally:
+                search.variants.workers = None
 
 
-Run = Callable[[Sequence[Sequence[Task]]], Iterable[list[Metrics]]]
+Run = Callable[[Sequence[Sequence[Task]]], Iterable[list[Outcome]]]
 
 
-def _measure(run: Run, search: Search, sets: list[frozenset[str]], batch: int, workers: int) -> None:
-    tasks = [(low, batch) for low in dict.fromkeys(sets) if not search.variants.known(low, (batch,))]
+def _measure(run: Run, tasks: Sequence[Task], workers: int) -> Iterator[Outcome]:
     size = max(1, -(-len(tasks) // (workers * _CHUNKS_PER_WORKER)))
     chunks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
-    for chunk, results in zip(chunks, run(chunks), strict=True):
-        for (low, number), metrics in zip(chunk, results, strict=True):
-            search.variants.keep(low, (number,), metrics)
+    return chain.from_iterable(run(chunks))
 
 
 @contextmanager
@@ -108,10 +105,10 @@ def _ray(settings: SearchSettings, address: str | None) -> Iterator[Run]:
         ray.shutdown()
 
 
-def _work(settings: SearchSettings, tasks: Sequence[Task]) -> list[Metrics]:
+def _work(settings: SearchSettings, tasks: Sequence[Task]) -> list[Outcome]:
     """Measure in a worker."""
     search = _set_up(settings)
-    return [search.variants.metrics(low, (batch,)) for low, batch in tasks]
+    return [search.variants.outcome(low, batch) for low, batch in tasks]
 
 
 @lru_cache(maxsize=1)

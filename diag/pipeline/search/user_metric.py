@@ -65,25 +65,38 @@ def open_metric(spec: str) -> UserMetric:
     return UserMetric(function, file, found, identity.hexdigest())
 
 
-class MetricMean:
-    """Mean over batches, weighted by their samples (the first dimension of the first output)."""
+@dataclass(frozen=True)
+class OwnSums:
+    """Sums over batches, weighted by their samples (the first dimension of the first output)."""
 
-    def __init__(self, metric: UserMetric) -> None:
-        self._metric = metric
-        self._sums = [0.0, 0.0]
-        self._samples = 0
+    name: str
+    value: float
+    reference: float
+    """What the same batches give in FP32."""
+    samples: int
 
-    def update(
-        self, reference: Mapping[str, Array], outputs: Mapping[str, Array], labels: Mapping[str, Array]
-    ) -> None:
-        """Take in one batch. Raises DataError."""
-        first = next(iter(outputs.values()))
-        samples = first.shape[0] if first.ndim else 1
-        for index, arrays in enumerate((outputs, reference)):
-            self._sums[index] += samples * self._metric.value(arrays, labels)
-        self._samples += samples
+    def __add__(self, other: OwnSums) -> OwnSums:
+        return OwnSums(
+            self.name,
+            self.value + other.value,
+            self.reference + other.reference,
+            self.samples + other.samples,
+        )
 
     def metrics(self) -> dict[str, float]:
         """The metric's mean, and that of the reference."""
-        value, reference = (part / max(self._samples, 1) for part in self._sums)
-        return {self._metric.name: value, REFERENCE: reference}
+        samples = max(self.samples, 1)
+        return {self.name: self.value / samples, REFERENCE: self.reference / samples}
+
+
+def measure_own(
+    metric: UserMetric,
+    reference: Mapping[str, Array],
+    outputs: Mapping[str, Array],
+    labels: Mapping[str, Array],
+) -> OwnSums:
+    """The metric on one batch. Raises DataError."""
+    first = next(iter(outputs.values()))
+    samples = first.shape[0] if first.ndim else 1
+    value, best = (samples * metric.value(arrays, labels) for arrays in (outputs, reference))
+    return OwnSums(metric.name, value, best, samples)

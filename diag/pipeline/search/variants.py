@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from diag.compare.record import Array, Record
 from diag.engines.emulation import emulate
 from diag.engines.onnxruntime import Session
 from diag.engines.reference import with_outputs
-from diag.engines.switchable import Switchable, Trace
+from diag.engines.switchable import Switchable
 from diag.model.graph import Model
 from diag.numerics.measured import TensorKind
-from diag.pipeline.search.trials import Metrics, TrialStore
-from diag.pipeline.search.user_metric import MetricMean, UserMetric
+from diag.pipeline.search.outcome import Metrics, Outcome, metrics_of
+from diag.pipeline.search.traces import Traces
+from diag.pipeline.search.trials import TrialStore
+from diag.pipeline.search.user_metric import UserMetric, measure_own
 from diag.search.target import Target
 
-OWN = "(own metric)"
-"""Stands in the place of an output's name for the user's own metric."""
+Task = tuple[frozenset[str], int]
+"""Lowered layers, and the number of a batch."""
 
-_MOST_TRACED = 2
+Workers = Callable[[Sequence[Task]], Iterable[Outcome]]
 
 
 class Variants:
-    """The outputs of a switchable model against its reference.
-
-    Traces of the reference and of the fully lowered model are kept for two batches at a time (one to choose
-    on, one held out): a variant starts from the nearer one. Of the other batches only the reference's outputs
-    are kept.
-    """
+    """The outputs of a switchable model against its reference, a trial for each variant and batch."""
 
     def __init__(
         self,
@@ -37,18 +34,26 @@ class Variants:
         store: TrialStore | None = None,
         metric: UserMetric | None = None,
         labels: Sequence[Mapping[str, Array]] = (),
+        by_channel: bool = False,
     ) -> None:
-        """`metric` is computed beside the outputs' own metrics, with the `labels` of each batch."""
+        """`metric` is computed beside the outputs' own metrics, with the `labels` of each batch.
+
+        `by_channel`: metrics of single channels are wanted too.
+        """
         self._switchable = switchable
         self._batches = list(batches)
         self._kinds = kinds
         self._store = store
         self._metric = metric
         self._labels = labels
-        self._traced: dict[int, tuple[Trace, Trace]] = {}
+        self._by_channel = by_channel
+        self._traces = Traces(switchable)
         self._references: dict[int, Mapping[str, Array]] = {}
+        self._known: dict[tuple[frozenset[str], int], Outcome] = {}
+        self.workers: Workers | None = None
+        """Measures trials elsewhere; None where there is nobody else."""
         self.trials = 0
-        """Variants measured by this object (those found in the store not counted)."""
+        """Variants measured by this object on one batch each (those found in the store not counted)."""
 
     @property
     def has_own_metric(self) -> bool:
@@ -69,32 +74,36 @@ class Variants:
         self._batches.append(batch)
         return len(self._batches) - 1
 
-    def known(self, low: frozenset[str], batches: Sequence[int]) -> bool:
-        """Whether this trial was made before."""
-        return self._store is not None and self._store.find(low, tuple(batches)) is not None
-
-    def keep(self, low: frozenset[str], batches: Sequence[int], metrics: Metrics) -> None:
-        """Take in a trial that was made elsewhere."""
-        self.trials += 1
-        if self._store:
-            self._store.keep(low, tuple(batches), metrics)
-
     @property
     def forward_equivalents(self) -> float:
-        """Work done, in whole forward passes of one batch."""
+        """Work done, in whole forward passes of the first batch."""
         return self._switchable.forward_equivalents
+
+    def ahead(self, tasks: Iterable[Task]) -> None:
+        """Have trials measured that will be asked for, where there are workers to do it."""
+        if self.workers is None:
+            return
+        new = [task for task in dict.fromkeys(tasks) if self._find(*task) is None]
+        for (low, number), outcome in zip(new, self.workers(new), strict=True):
+            self._keep(low, number, outcome)
+
+    def outcome(self, low: frozenset[str], batch: int) -> Outcome:
+        """What the outputs come to on one batch with the layers of `low` lowered."""
+        found = self._find(low, batch)
+        if found is None:
+            reference = self._reference(batch)
+            outputs = self._traces.run(batch, self._batches[batch], low)
+            found = self._measured(batch, reference, outputs)
+            self._keep(low, batch, found)
+        return found
 
     def metrics(self, low: frozenset[str], batches: Sequence[int]) -> Metrics:
         """Metrics of every float output with the layers of `low` lowered, over these batches (by number)."""
-        numbers = tuple(batches)
-        known = self._store.find(low, numbers) if self._store else None
-        if known is not None:
-            return known
-        found = self._measured(numbers, lambda number: self._outputs(low, number, alone=len(numbers) == 1))
-        self.trials += 1
-        if self._store:
-            self._store.keep(low, numbers, found)
-        return found
+        return metrics_of((self.outcome(low, number) for number in batches), self._by_channel)
+
+    def damage(self, target: Target, low: frozenset[str], batch: int) -> float:
+        """Damage of one batch, in units of what the target allows."""
+        return target.damage(self.metrics(low, (batch,)))
 
     def plan_metrics(self, typed: Model, batches: Sequence[int]) -> Metrics:
         """Metrics of every float output of a typed model, emulated whole, over these batches."""
@@ -102,48 +111,50 @@ class Variants:
         session = Session(
             with_outputs(emulation.proto, list(self._switchable.output_names)), emulation.weights
         )
-        return self._measured(batches, lambda number: session.run(self._batches[number]))
+
+        def run(number: int) -> Outcome:
+            feed = self._batches[number]
+            self._switchable.count(feed)
+            return self._measured(number, self._reference(number), session.run(feed))
+
+        return metrics_of(map(run, batches), self._by_channel)
 
     def reference_metrics(self, batches: Sequence[int]) -> Metrics:
         """Metrics of the reference against itself: what no plan can pass."""
-        return self._measured(batches, self._reference)
+        same = [(n, self._reference(n)) for n in batches]
+        return metrics_of((self._measured(n, out, out) for n, out in same), self._by_channel)
 
-    def _measured(self, batches: Sequence[int], run: Callable[[int], Mapping[str, Array]]) -> Metrics:
+    def _keep(self, low: frozenset[str], batch: int, outcome: Outcome) -> None:
+        self.trials += 1
+        self._known[low, batch] = outcome
+        if self._store:
+            self._store.keep(low, batch, outcome)
+
+    def _find(self, low: frozenset[str], batch: int) -> Outcome | None:
+        if (low, batch) not in self._known:
+            found = self._store.find(low, batch) if self._store else None
+            if found is None:
+                return None
+            self._known[low, batch] = found
+        return self._known[low, batch]
+
+    def _measured(self, number: int, reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Outcome:
         names = self._switchable.output_names
         records = {name: Record.of(self._kinds.get(name, TensorKind())) for name in names}
-        own = MetricMean(self._metric) if self._metric else None
-        for number in batches:
-            reference, outputs = self._reference(number), run(number)
-            for name, record in records.items():
-                record.update(number, reference[name], outputs[name])
-            if own is not None:
-                own.update(reference, {name: outputs[name] for name in names}, self._labels[number])
-        found = {name: record.metrics() for name, record in records.items()}
-        return found | ({OWN: own.metrics()} if own else {})
-
-    def damage(self, target: Target, low: frozenset[str], batch: int) -> float:
-        """Damage of one batch, in units of what the target allows."""
-        return target.damage(self.metrics(low, (batch,)))
+        for name, record in records.items():
+            record.update(number, reference[name], outputs[name])
+        own = None
+        if self._metric is not None:
+            floats = {name: outputs[name] for name in names}
+            own = measure_own(self._metric, reference, floats, self._labels[number])
+        found = Outcome(records, own)
+        return found if self._by_channel else found.without_channels()
 
     def _reference(self, number: int) -> Mapping[str, Array]:
         if number not in self._references:
-            self._references[number] = self._switchable.reference(self._batches[number])
-        return self._references[number]
-
-    def _outputs(self, low: frozenset[str], number: int, alone: bool) -> Mapping[str, Array]:
-        """A trial on one batch starts from a trace of it; one on many would make two traces a batch."""
-        if not alone:
-            return self._switchable.outputs(self._batches[number], low)
-        high, lowered = self._traces(number)
-        nearer = high if len(low ^ high.low) <= len(low ^ lowered.low) else lowered
-        return self._switchable.outputs_of(nearer, low)
-
-    def _traces(self, number: int) -> tuple[Trace, Trace]:
-        if number not in self._traced:
-            while len(self._traced) >= _MOST_TRACED:  # free another batch's before making this one's
-                del self._traced[next(iter(self._traced))]
             feed = self._batches[number]
-            high = self._switchable.trace(feed, ())
-            self._traced[number] = high, self._switchable.trace(feed, self._switchable.switches)
-        self._traced[number] = found = self._traced.pop(number)  # the last one used goes last
-        return found
+            if self._switchable.always_low:  # nothing switched low is not the reference then
+                self._references[number] = self._switchable.reference(feed)
+            else:
+                self._references[number] = self._traces.run(number, feed, frozenset())
+        return self._references[number]
