@@ -1,9 +1,12 @@
-"""`trtdiag pin` beside brute force and a peer: MiniLM in INT8 to a cosine of 0.99, on the same batches.
+"""`trtdiag rank` and `pin` beside brute force and a peer, in INT8, on the same batches.
 
     python -m benchmarks.search_brute_force MODEL --calibration TABLE --data BATCHES [--nncf PYTHON]
+        [--target "kl<=0.3"] [--limit 8] [--switch]
 
 Brute force rebuilds the model for every candidate, alone in INT8 and alone out of it, and runs every batch;
 its pin set is the shortest prefix of its ranking that meets the target on all batches, thinned one by one.
+Without `--target`: MiniLM's sentence embedding to a cosine of 0.99. `--switch`: brute force switches layers
+instead of rebuilding, which saves hours on a large model; its passes are counted as whole ones all the same.
 `--nncf PYTHON` names an interpreter with nncf in it, whose accuracy control then works on the same task.
 """
 
@@ -23,6 +26,7 @@ from scipy.stats import spearmanr
 
 from diag.engines.onnxruntime import own_process
 from diag.gate.threshold import parse_threshold
+from diag.model.graph import Model
 from diag.pipeline.prepare import read_scales
 from diag.pipeline.search.job import pin_layers
 from diag.pipeline.search.settings import SearchSettings
@@ -40,10 +44,23 @@ class Brute:
     """Brute force on the batches of a search, counting whole forward passes."""
 
     search: Search
+    switch: bool
     passes: int = 0
 
     def damage(self, low: frozenset[str]) -> float:
-        """Damage on all batches with these layers in INT8, by a rebuild."""
+        """Damage on all batches with these layers in INT8."""
+        batches = range(self.search.batches)
+        self.passes += len(batches)
+        variants = self.search.variants
+        metrics = (
+            variants.metrics(low, batches)
+            if self.switch
+            else variants.plan_metrics(self.rebuilt(low), batches)
+        )
+        return self.search.target.damage(metrics)
+
+    def rebuilt(self, low: frozenset[str]) -> Model:
+        """The model with these layers in INT8 and all others in FP32."""
         formats = self.search.planned.resolved.formats
         high = [n for n, fmt in formats.items() if fmt == "int8" and n not in low]
         plan = Plan.model_validate(
@@ -55,10 +72,7 @@ class Brute:
         )
         planned = self.search.planned.with_plan(plan)
         typed = planned.apply(read_scales(planned, self.search.table))
-        batches = range(self.search.batches)
-        self.passes += len(batches)
-        model = typed.model
-        return self.search.target.damage(self.search.variants.plan_metrics(model, batches))
+        return typed.model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,7 +134,7 @@ def _settings(args: argparse.Namespace, out: str) -> SearchSettings:
         args.model,
         args.data,
         out,
-        (parse_threshold(TARGET),),
+        (parse_threshold(args.target),),
         format="int8",
         calibration=args.calibration,
         limit=args.limit,
@@ -129,7 +143,7 @@ def _settings(args: argparse.Namespace, out: str) -> SearchSettings:
 
 def _brute(args: argparse.Namespace, folder: str) -> dict:  # type: ignore[type-arg]
     search = set_up(_settings(args, f"{folder}/brute"), Silent())
-    brute, began = Brute(search), time.monotonic()
+    brute, began = Brute(search, args.switch), time.monotonic()
     everything = search.low()
     lowered = {c.id: brute.damage(c.layers) for c in search.candidates}
     for candidate in search.candidates:
@@ -169,7 +183,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("model")
     parser.add_argument("--calibration", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--limit", type=int, default=16)
+    parser.add_argument("--limit", type=int, default=8)
+    parser.add_argument("--target", default=TARGET)
+    parser.add_argument("--switch", action="store_true")
     parser.add_argument("--nncf", help="interpreter with nncf")
     parser.add_argument("--nncf-calibration", help="batches that NNCF calibrates on")
     return parser.parse_args(arguments)
