@@ -24,7 +24,7 @@ class Record:
     kind: Kind = "values"
     convolution: bool = False
     noise: float = 0.0
-    """Largest absolute movement of the reference against itself (logits: margins below twice it are ties)."""
+    """Largest absolute movement of the reference against itself; margins below twice it are ties."""
     sums: ErrorSums = field(default_factory=ErrorSums)
     decisions: DecisionSums = field(default_factory=DecisionSums)
     worst_batch: int = -1
@@ -39,8 +39,7 @@ class Record:
     def update(self, batch: int, reference: Array, candidate: Array) -> None:
         """Take in one batch; the arrays have the same shape and may be of any float type."""
         ref, cand = _float32(reference), _float32(candidate)
-        kind = TensorKind(self.kind, self.convolution, self.noise)
-        self.take(batch, measure_tensor(ref, cand, kind), ref.shape)
+        self.take(batch, measure_tensor(ref, cand, self._kind), ref.shape)
 
     def take(self, batch: int, measured: Measured, shape: tuple[int, ...]) -> None:
         """Take in what was measured of one batch, a tensor of that shape."""
@@ -64,8 +63,12 @@ class Record:
         found = error_metrics(self.sums)
         found["worst_batch_sqnr_db"] = self.worst_sqnr_db
         if self.kind != "values":
-            found |= decision_metrics(self.decisions, self.kind == "logits")
+            found |= decision_metrics(self.decisions, self._kind.decides)
         return found
+
+    @property
+    def _kind(self) -> TensorKind:
+        return TensorKind(self.kind, self.convolution, self.noise)
 
     def worst_channel(self) -> int | None:
         """Channel with the smallest SQNR, None where there is only one."""

@@ -140,12 +140,14 @@ class _Meter:
             return
         ref, cand = (t.reshape(-1, t.shape[-1]).double() for t in (reference, candidate))
         out[1:2].fill_(len(ref))
-        if kind.kind == "probabilities":
+        if kind.kind == "logits":
+            log_p, log_q = ref.log_softmax(-1), cand.log_softmax(-1)
+            out[0:1].copy_((log_p.exp() * (log_p - log_q)).sum().clamp(min=0))
+        else:
             tiny = torch.finfo(torch.float32).smallest_normal * 2.0**-23
             out[0:1].copy_((ref * (ref.clamp(min=tiny).log() - cand.clamp(min=tiny).log())).sum())
+        if not kind.decides:
             return
-        log_p, log_q = ref.log_softmax(-1), cand.log_softmax(-1)
-        out[0:1].copy_((log_p.exp() * (log_p - log_q)).sum().clamp(min=0))
         same = ref.argmax(-1) == cand.argmax(-1)
         out[2:3].copy_(same.sum())
         flips = ~same

@@ -60,13 +60,29 @@ def measure_logits(reference: Float, candidate: Float, noise: float = 0.0) -> De
     for ref, cand in _row_blocks(reference, candidate):
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             sums.kl_sum += _softmax_kl(ref, cand)
-            margin = _margin(ref)
-        best, found = ref.argmax(axis=1), cand.argmax(axis=1)  # argmax finds the first NaN, if there is one
-        same = (best == found) & ~np.isnan(cand[np.arange(len(cand)), found])
         sums.rows += len(ref)
-        sums.same_top1 += int(np.count_nonzero(same))
-        sums.flips += int(np.count_nonzero(~same & (margin > 2 * noise)))
+        _count_decisions(sums, ref, cand, noise)
     return sums
+
+
+def measure_classes(reference: Float, candidate: Float, noise: float = 0.0) -> DecisionSums:
+    """KL and agreement of the argmax for class probabilities: a softmax that the model gives out.
+
+    KL as `measure_probabilities`, decisions and `noise` (a difference of probabilities) as `measure_logits`.
+    """
+    sums = measure_probabilities(reference, candidate)
+    for ref, cand in _row_blocks(reference, candidate):
+        _count_decisions(sums, ref, cand, noise)
+    return sums
+
+
+def _count_decisions(sums: DecisionSums, ref: Float, cand: Float, noise: float) -> None:
+    with np.errstate(invalid="ignore"):
+        margin = _margin(ref)
+    best, found = ref.argmax(axis=1), cand.argmax(axis=1)  # argmax finds the first NaN, if there is one
+    same = (best == found) & ~np.isnan(cand[np.arange(len(cand)), found])
+    sums.same_top1 += int(np.count_nonzero(same))
+    sums.flips += int(np.count_nonzero(~same & (margin > 2 * noise)))
 
 
 def _softmax_kl(ref: Float, cand: Float) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from diag.numerics.distributions import DecisionSums, measure_logits, measure_probabilities
+from diag.numerics.distributions import DecisionSums, measure_classes, measure_logits, measure_probabilities
 from diag.numerics.error import ErrorSums, Float, channel_axis, measure
 
-Kind = Literal["values", "probabilities", "logits"]
+Kind = Literal["values", "probabilities", "classes", "logits"]
+"""`probabilities`: a softmax inside the model. `classes`: one that the model gives out, a decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,12 @@ class TensorKind:
     kind: Kind = "values"
     convolution: bool = False
     noise: float = 0.0
-    """Largest absolute movement of the reference against itself (logits: margins below twice it are ties)."""
+    """Largest absolute movement of the reference against itself; margins below twice it are ties."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether the largest element of a row is a decision."""
+        return self.kind in ("classes", "logits")
 
     def axis(self, rank: int) -> int | None:
         """The axis that holds channels in a tensor of that rank; None where there is only one."""
@@ -38,6 +44,8 @@ def measure_tensor(reference: Float, candidate: Float, kind: TensorKind) -> Meas
     sums = measure(reference, candidate, kind.axis(reference.ndim))
     if kind.kind == "probabilities":
         return Measured(sums, measure_probabilities(reference, candidate))
+    if kind.kind == "classes":
+        return Measured(sums, measure_classes(reference, candidate, kind.noise))
     if kind.kind == "logits":
         return Measured(sums, measure_logits(reference, candidate, kind.noise))
     return Measured(sums)

@@ -82,6 +82,16 @@ def test_probabilities_are_taken_as_they_are() -> None:
     assert found.rows == 24
 
 
+def test_class_probabilities_decide_too() -> None:
+    reference, candidate = (softmax(a, axis=-1) for a in pair((4, 6, 9)))
+    found = measured(reference, torch.from_numpy(candidate), TensorKind("classes", noise=0.01)).decisions
+    ref, cand = (a.reshape(-1, 9).astype(np.float64) for a in (reference, candidate))
+    same, top = ref.argmax(1) == cand.argmax(1), np.sort(ref, axis=1)
+    assert found.kl_sum == pytest.approx(np.sum(ref * np.log(ref / cand)), rel=1e-6)
+    assert (found.rows, found.same_top1) == (24, same.sum())
+    assert found.flips == (~same & (top[:, -1] - top[:, -2] > 0.02)).sum()
+
+
 @pytest.mark.parametrize("kind", [TensorKind(), TensorKind("logits")])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_is_counted_as_on_the_host(kind: TensorKind, value: float) -> None:

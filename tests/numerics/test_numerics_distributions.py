@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
 
-from diag.numerics.distributions import DecisionSums, measure_logits, measure_probabilities
+from diag.numerics.distributions import DecisionSums, measure_classes, measure_logits, measure_probabilities
 
 
 def logits(*rows: list[float]) -> np.ndarray:
@@ -39,6 +39,28 @@ def test_kl_is_scipys(seed: int, noise: float, shape: tuple[int, ...]) -> None:
     best = reference.reshape(rows, -1).argmax(1) == candidate.reshape(rows, -1).argmax(1)
     assert found.same_top1 == best.sum()
     assert found.flips == rows - best.sum()  # without noise, and no ties
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 5), st.sampled_from([(6,), (5, 9), (2, 3, 4, 7), (200, 2)]))
+def test_class_probabilities_decide(seed: int, noise: float, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(seed)
+    reference = 3 * rng.standard_normal(shape)
+    p, q = (
+        softmax(a, axis=-1).astype(np.float32)
+        for a in (reference, reference + noise * rng.standard_normal(shape))
+    )
+    rows = math.prod(shape[:-1])
+    found, top = measure_classes(p, q, 0.05), np.sort(p.reshape(rows, -1), axis=1)
+    same = p.reshape(rows, -1).argmax(1) == q.reshape(rows, -1).argmax(1)
+    assert found.kl_sum == measure_probabilities(p, q).kl_sum
+    assert (found.rows, found.same_top1) == (rows, same.sum())
+    assert found.flips == (~same & (top[:, -1] - top[:, -2] > np.float32(0.1))).sum()
+
+
+def test_class_probabilities_that_are_not_numbers_agree_with_nothing() -> None:
+    p = logits([0.9, 0.1], [0.9, 0.1])
+    found = measure_classes(p, logits([math.nan, math.nan], [0.6, 0.4]))
+    assert (found.rows, found.same_top1, found.flips) == (2, 1, 1)
 
 
 def test_a_common_shift_of_logits_changes_nothing() -> None:

@@ -258,3 +258,26 @@ def test_names_that_mean_something_elsewhere(compared, tmp_path):
     assert report.births[0].layer == odd
     again = compared(fixture, None, 1, plan=str(tmp_path / "out" / "mend.yaml"), out=str(tmp_path / "mended"))
     assert again.outputs[0].metrics["sqnr_db"] > 40
+
+
+@pytest.mark.parametrize(("axis", "decides"), [(-1, True), (2, True), (1, False)])
+def test_classes_that_a_model_gives_out_are_decisions(compared, axis, decides):
+    """Top-1 by its definition; of a softmax along another axis, or inside the model, there is none."""
+    nodes = [
+        node("MatMul", "x w", "scores"),
+        node("Softmax", "scores", "inside", axis=-1),
+        node("MatMul", "inside v", "mixed"),
+        node("Softmax", "mixed", "out", axis=axis),
+    ]
+    weights = {"w": normal(8, 9), "v": normal(9, 5)}
+    fixture = small(nodes, {"out": FLOAT}, weights, shape=("n", 6, 8), out=(None, 6, 5))
+    batches = [{"x": normal(4, 6, 8)} for _ in range(3)]
+    report = compared(fixture, "int8", batches)
+    got = report.outputs[0].metrics
+    by_hand = Stepwise(fixture.model, "int8", batches)
+    pairs = zip(by_hand.reference, by_hand.accumulated, strict=True)
+    same = [(a["out"].argmax(-1) == b["out"].argmax(-1)).mean() for a, b in pairs]
+    assert got.get("top1") == (pytest.approx(np.mean(same)) if decides else None)
+    assert ("kl" in got, "flips" in got) == (True, decides)
+    inside = next(layer for layer in report.layers if layer.id == "/inside")
+    assert "top1" not in inside.accumulated
