@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. `detail` is the JSON object that the process printed last, or why it ended early."""
+    """One run. `detail`: the JSON object that the process printed last; the reason where it ended early."""
 
     status: str
     """ok, failed, timeout, memory."""
@@ -72,7 +72,7 @@ def _launch(command: Sequence[str], limits: Limits) -> dict[str, object]:
         process.returncode = os.waitstatus_to_exitcode(status)  # it is reaped: Popen must not wait again
         text, complaint = _text(out), _text(err)
     ended = "timeout" if expired.is_set() else _ending(process.returncode, complaint)
-    detail = _last_object(text) if ended == "ok" else {"reason": _last_line(complaint)}
+    detail = {**_last_object(text), **({} if ended == "ok" else {"reason": _last_line(complaint)})}
     return {"status": ended, "wall_s": wall_s, "peak_mb": usage.ru_maxrss / _KIB_PER_MB, "detail": detail}
 
 
