@@ -86,5 +86,6 @@ def _table(ranking: Ranking) -> Table:
     for effect in ranking.effects[:_SHOWN]:
         values = (effect.lowered_mean, effect.raised_mean)
         shown = [f"{value:.3g}" if math.isfinite(value) else "not finite" for value in values]
-        table.add_row(effect.candidate.id, *shown, f"{effect.spread:.0%}")
+        spread = f"{effect.spread:.0%}" if math.isfinite(effect.spread) else "-"
+        table.add_row(effect.candidate.id, *shown, spread)
     return table

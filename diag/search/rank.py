@@ -54,9 +54,10 @@ class Effect:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of `lowered` over the batches, relative to its mean."""
-        mean = self.lowered_mean
-        return float(np.std(self.lowered) / mean) if mean > 0 and math.isfinite(mean) else 0.0
+        """Standard deviation of `lowered` over the batches, relative to its mean; NaN with fewer than two."""
+        if len(self.lowered) < 2 or not math.isfinite(self.lowered_mean):
+            return math.nan
+        return float(np.std(self.lowered, ddof=1) / self.lowered_mean) if self.lowered_mean > 0 else 0.0
 
 
 @dataclass
