@@ -21,13 +21,14 @@ from benchmarks.measure import Limits, Measured, measured
 from benchmarks.search_judge import Judge, in_fp16, is_square, kept_high
 from diag.compare.record import Array
 from diag.engines.onnxruntime import own_process
+from diag.gate.threshold import parse_threshold
 from fixtures.real.ocr import read_lines
 from fixtures.real.ocr_varied import varied_data
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 QUARK_SCRIPT = Path(__file__).with_name("search_peer_quark.py")
 US, AUTOCAST = "trtdiag pin", "ModelOpt AutoCast"
-QUARK = {"Quark, INT8 where TensorRT has it": [], "Quark, its own choice": ["--everything"]}
+QUARK = {"Quark, Conv and MatMul in INT8": [], "Quark, every operator in INT8": ["--everything"]}
 """Names of its runs, and the options of each."""
 TOP1 = 0.99
 """Target of the FP16 task: share of tokens whose likeliest next token is the reference's."""
@@ -104,34 +105,37 @@ def _autocast(args: argparse.Namespace, folder: Path, out: Path) -> Measured:
 def quark(args: argparse.Namespace, folder: Path) -> tuple[list[Row], Checks]:
     """A recogniser of text lines in INT8 to an SQNR: how many Conv and MatMul each tool gives more bits."""
     search, held = varied_data("search"), varied_data("held_out")
-    target = f"sqnr_db>={args.sqnr_db:g}"
-    runs = {US: _pin(args, args.recogniser, "int8", search, target, folder / "pin", "--holdout", str(held))}
+    runs = {
+        US: _pin(args, args.recogniser, "int8", search, args.target, folder / "pin", "--holdout", str(held))
+    }
     models = {US: folder / "pin" / "typed.onnx"}
     for tool, option in QUARK.items():
         models[tool] = folder / f"{len(models)}.onnx"
         command = [args.quark, str(QUARK_SCRIPT), str(args.recogniser), str(search), str(models[tool])]
-        command += ["--sqnr-db", str(args.sqnr_db), *option]
+        command += ["--target", args.target, *option]
         runs[tool] = _ran(measured(command, _limits(args), CHECKOUT), tool)
     judge = Judge(args.recogniser, held, "classes")
     read, found, rows = _read(args, judge.references), {}, []
     for tool, run in runs.items():
         outputs = (judge.emulated if tool == US else judge.run)(models[tool])
-        found[tool] = judge.metrics(outputs)["sqnr_db"]
+        found[tool] = judge.metrics(outputs)
         same = sum(a == b for a, b in zip(read, _read(args, outputs), strict=True))
-        quality = f"{_quality(judge.metrics(outputs))}; {same} of {len(read)} texts as in FP32"
+        quality = f"{_quality(found[tool])}; {same} of {len(read)} texts as in FP32"
         rows.append(Row(tool, _kept(run), quality, run, _work(run)))
     return rows, _int8_checks(args, runs, found)
 
 
-def _int8_checks(args: argparse.Namespace, runs: dict[str, Measured], sqnr_db: dict[str, float]) -> Checks:
-    pins, reached = _pins(runs[US]), sqnr_db[US]
-    checks = [
-        (f"SQNR on lines held out: {reached:.1f} dB (target {args.sqnr_db:g})", reached >= args.sqnr_db)
-    ]
+def _int8_checks(
+    args: argparse.Namespace, runs: dict[str, Measured], found: dict[str, dict[str, float]]
+) -> Checks:
+    target, pins = parse_threshold(args.target), _pins(runs[US])
+    reached = {tool: metrics[target.metric] for tool, metrics in found.items()}
+    checks = [(f"{target.metric} on lines held out: {reached[US]:.4g} ({target})", target.holds(reached[US]))]
     for tool in QUARK:
         theirs = int(str(runs[tool].detail["promoted"]))
+        better = found[US]["kl"] < found[tool]["kl"]
         checks.append((f"layers with more bits: {pins}, {tool} {theirs}", pins < theirs))
-        checks.append((f"SQNR: {reached:.1f} dB, {tool} {sqnr_db[tool]:.1f} dB", reached > sqnr_db[tool]))
+        checks.append((f"KL: {found[US]['kl']:.2g}, {tool} {found[tool]['kl']:.2g}", better))
         checks.append(_faster(runs[US], runs[tool], tool))
     return checks
 
@@ -230,7 +234,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=8, help="batches of the judge, behind pin's")
     parser.add_argument("--quark", metavar="PYTHON", help="interpreter with amd-quark, torch and onnxruntime")
     parser.add_argument("--recogniser", type=Path, metavar="MODEL", help="PP-OCRv4's, in opset 13 or later")
-    parser.add_argument("--sqnr-db", type=float, default=20.0, help="target of the recogniser")
+    parser.add_argument("--target", default="top1>=0.99", help="of the recogniser: top1, kl or sqnr_db")
     parser.add_argument("--budget", default="5m", help="of pin's search")
     parser.add_argument("--time-limit-s", type=float, default=1200.0, help="a run is given up after so long")
     parser.add_argument("--memory-limit-gb", type=float, default=24.0, help="address space that a run gets")

@@ -6,16 +6,15 @@ nothing: layers left out stay lowered, and a target missed with every candidate 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from diag.compare.comparison import Comparison, Observed
-from diag.compare.record import Array
 from diag.engines.paired import pair
 from diag.engines.reference import Trust
 from diag.engines.slices import SlicedRun
+from diag.feeds.source import Batch
 from diag.model import shapes
 from diag.model.graph import Model
-from diag.numerics.metrics import sqnr_db
 from diag.pipeline.compare.layers import is_destroyed
 from diag.pipeline.prepare import Planned
 from diag.progress import Progress
@@ -24,19 +23,25 @@ from diag.search.rank import Candidate
 MOST_CANDIDATES = 300
 _KEPT = 64
 """Candidates kept beside those that destroy values."""
+_MOST_BATCHES = 8
+"""Batches looked at, evenly over all of them."""
 
 
 def screened(
     planned: Planned,
     lowered: Model,
     candidates: Sequence[Candidate],
-    feed: Mapping[str, Array],
+    batches: Sequence[Batch],
     trust: Trust,
     progress: Progress,
 ) -> list[Candidate]:
-    """Candidates that destroy values on one batch, and those with the largest local errors."""
-    progress.start(f"screening {len(candidates)} candidates by local error", None)
-    local = _local_errors(planned, lowered, feed, trust)
+    """Candidates that destroy values on any batch, and those with the largest local errors.
+
+    One batch may be the only one where a layer passes the range of its format, so several are looked at.
+    """
+    looked_at = batches[:: -(-len(batches) // _MOST_BATCHES)]
+    progress.start(f"screening {len(candidates)} candidates by local error", len(looked_at))
+    local = _local_errors(planned, lowered, looked_at, trust, progress)
     error = {c.id: min(local.get(layer, float("inf")) for layer in c.layers) for c in candidates}
     worst = sorted(candidates, key=lambda c: error[c.id])
     destroyed = sum(error[c.id] == -float("inf") for c in candidates)
@@ -46,21 +51,23 @@ def screened(
 
 
 def _local_errors(
-    planned: Planned, lowered: Model, feed: Mapping[str, Array], trust: Trust
+    planned: Planned, lowered: Model, batches: Sequence[Batch], trust: Trust, progress: Progress
 ) -> dict[str, float]:
-    """Worst local SQNR of each layer in dB, -inf where values are destroyed."""
+    """Worst local SQNR of each layer in dB over all batches, -inf where values are destroyed."""
     model = planned.model
     paired = pair(model, lowered, planned.types)
-    dims = shapes.bind(model, {name: array.shape for name, array in feed.items()})
+    dims = shapes.bind(model, {name: array.shape for name, array in batches[0].items()})
     run = SlicedRun(paired, shapes.infer(model, dims, trust.shape_values))
     comparison = Comparison()
-    for observations in run.run(feed):
-        for seen in observations:
-            comparison.observe(0, Observed(seen.watch.tensor, seen.reference, seen.emulated, seen.local))
+    for number, batch in enumerate(batches):
+        for observations in run.run(batch):
+            for seen in observations:
+                comparison.observe(number, Observed(seen.watch.tensor, seen.reference, None, seen.local))
+        progress.advance()
     producers = {name: layer.id for layer in model.layers for name in layer.outputs}
     errors: dict[str, float] = {}
     for tensor, record in comparison.local.items():
-        value = -float("inf") if is_destroyed(record) else sqnr_db(record.sums)
+        value = -float("inf") if is_destroyed(record) else record.worst_sqnr_db
         layer = producers[tensor]
         errors[layer] = min(errors.get(layer, float("inf")), value)
     return errors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,7 +105,7 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
     key = _key(planned, data.sha256, ranges, metric.sha256 if metric else "")
     typed = planned.apply(table)
     ranked = _ranking(settings, key, typed)
-    candidates, switchable = _switchable(planned, typed, ranked, data.batches[0], trust, progress)
+    candidates, switchable = _switchable(planned, typed, ranked, data.batches, trust, progress)
     # What is lowered throughout is part of every trial; it depends on the ranking that was handed in.
     by_channel = any(t.metric == BY_CHANNEL for t in settings.target)
     store = TrialStore(out / TRIALS_FILE, "\n".join([key, f"{by_channel}", *sorted(switchable.always_low)]))
@@ -190,7 +190,7 @@ def _switchable(
     planned: Planned,
     typed: TypedModel,
     ranked: RankingFile | None,
-    feed: Batch,
+    batches: Sequence[Batch],
     trust: Trust,
     progress: Progress,
 ) -> tuple[list[Candidate], Switchable]:
@@ -198,7 +198,7 @@ def _switchable(
     lowered_model = typed.model
     candidates = ranked.candidates() if ranked else _candidates(planned, typed.formats)
     if ranked is None and len(candidates) > MOST_CANDIDATES:
-        candidates = screened(planned, lowered_model, candidates, feed, trust, progress)
+        candidates = screened(planned, lowered_model, candidates, batches, trust, progress)
     switches = frozenset().union(*(c.layers for c in candidates))
     lowered = frozenset(n for n, fmt in typed.formats.items() if fmt != "fp32")
     progress.start("building the switchable graph", None)
