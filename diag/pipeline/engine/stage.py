@@ -72,7 +72,9 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class _Engine:
+class Engine:
+    """A built engine, and what is known of it."""
+
     path: Path
     stamp: Stamp
     kernels: tuple[Kernel, ...]
@@ -111,7 +113,7 @@ def compare_engine(subject: Subject, settings: EngineSettings, progress: Progres
         built=built_layers(subject.planned.model, engine.kernels, request),
         findings=[*_known(engine, subject), *findings_of(audit(engine.kernels, request))],
     )
-    if engine.stamp.flavour == "tensorrt-rtx" and not _runs_here(settings):
+    if engine.stamp.flavour == "tensorrt-rtx" and not runs_here(settings):
         found.notes.append("built and read, not run: no GPU here runs TensorRT-RTX")
         progress.note(found.notes[-1])
         return found
@@ -119,18 +121,19 @@ def compare_engine(subject: Subject, settings: EngineSettings, progress: Progres
     return found
 
 
-def _runs_here(settings: EngineSettings) -> bool:
+def runs_here(settings: EngineSettings) -> bool:
+    """Whether a GPU here runs TensorRT-RTX's engines."""
     return default_target() == CURRENT and settings.compute_capability in (None, CURRENT)
 
 
-def _known(engine: _Engine, subject: Subject) -> list[Finding]:
+def _known(engine: Engine, subject: Subject) -> list[Finding]:
     if engine.stamp.flavour != "tensorrt":  # TensorRT-RTX counts versions of its own
         return []
     build = Build(engine.stamp.version, engine.stamp.compute_capability, engine.kernels)
     return known_issue_findings(match_known_issues(build, subject.planned.model))
 
 
-def _opened(subject: Subject, settings: EngineSettings, progress: Progress) -> _Engine:
+def _opened(subject: Subject, settings: EngineSettings, progress: Progress) -> Engine:
     model = subject.planned.model
     identity = Identity(model.sha256, plan_sha256(subject.planned.plan), settings.table_sha256)
     if settings.engine not in ("tensorrt", "tensorrt-rtx"):
@@ -138,13 +141,13 @@ def _opened(subject: Subject, settings: EngineSettings, progress: Progress) -> _
         stamp = check_stamp(path, replace(identity, table_sha256=""))
         if stamp.identity.table_sha256 != settings.table_sha256:
             progress.note(f"{path.name} was built with the scales of another table than this comparison's")
-        return _Engine(path, stamp, read_kernels(path), path.with_name(path.name + LOG_SUFFIX))
+        return Engine(path, stamp, read_kernels(path), path.with_name(path.name + LOG_SUFFIX))
     save_model(subject.typed.for_engines, subject.typed.weights, subject.out / TYPED_FILE)
     progress.start(f"building with {settings.engine}", None)
-    return _built(subject, settings, identity, ENGINE_FILE)
+    return built_engine(subject, settings, identity, ENGINE_FILE)
 
 
-def _built(
+def built_engine(
     subject: Subject,
     settings: EngineSettings,
     identity: Identity,
@@ -152,7 +155,8 @@ def _built(
     *,
     marks: Marks = "none",
     cached: bool = True,
-) -> _Engine:
+) -> Engine:
+    """Build TYPED_FILE of the subject's folder into `name` there. Raises EngineError."""
     flavour: Flavour = "tensorrt" if settings.engine == "tensorrt" else "tensorrt-rtx"
     onnx, path = subject.out / TYPED_FILE, subject.out / name
     profiles = profiles_for(subject.planned.model.inputs, settings.shapes, subject.feeds)
@@ -170,11 +174,11 @@ def _built(
         target = settings.compute_capability or default_target()
         result = build_rtx(onnx, path, compute_capability=target, options=options, identity=identity)
     stamp = check_stamp(path, identity)
-    return _Engine(path, stamp, result.kernels, path.with_name(name + LOG_SUFFIX))
+    return Engine(path, stamp, result.kernels, path.with_name(name + LOG_SUFFIX))
 
 
 def _run(
-    subject: Subject, settings: EngineSettings, engine: _Engine, found: EngineFound, progress: Progress
+    subject: Subject, settings: EngineSettings, engine: Engine, found: EngineFound, progress: Progress
 ) -> None:
     """Run and time the engine, then ask whose its errors are."""
     typed = subject.typed
@@ -205,7 +209,7 @@ def _run(
 def _try_without_fusion(
     subject: Subject,
     settings: EngineSettings,
-    engine: _Engine,
+    engine: Engine,
     found: EngineFound,
     emulated: Outputs,
     shipped: Outputs,
@@ -216,7 +220,7 @@ def _try_without_fusion(
         progress.start(f"building with less fusion ({name})", None)
         fewer = replace(settings, opt_level=0) if name == "unfused" else settings
         marks: Marks = "all" if name == "apart" else "none"
-        built = _built(subject, fewer, engine.stamp.identity, f"{name}.engine", marks=marks)
+        built = built_engine(subject, fewer, engine.stamp.identity, f"{name}.engine", marks=marks)
         with TensorRtRunner(built.path) as runner:
             return runner.run(feed)
 
@@ -227,7 +231,7 @@ def _try_without_fusion(
 
 
 def _verdicts(
-    subject: Subject, engine: _Engine, found: EngineFound, extra: _Extra, reference: Runner, feed: Feed
+    subject: Subject, engine: Engine, found: EngineFound, extra: _Extra, reference: Runner, feed: Feed
 ) -> dict[str, Verdict]:
     tf32 = engine.stamp.flags.get("tf32") == "on"
     tf32_gaps = _tf32_gaps(subject, reference, feed) if tf32 and not subject.lowered else {}
@@ -253,7 +257,7 @@ class _Extra:
 def _extra_builds(
     subject: Subject,
     settings: EngineSettings,
-    engine: _Engine,
+    engine: Engine,
     found: EngineFound,
     shipped: Mapping[str, object],
     feed: Feed,
@@ -267,11 +271,11 @@ def _extra_builds(
     marked: Mapping[str, float] = {}
     if settings.noise_floor:
         progress.start("building again without the timing cache", None)
-        again = _built(subject, settings, identity, "rebuilt.engine", cached=False)
+        again = built_engine(subject, settings, identity, "rebuilt.engine", cached=False)
         noise, _ = _beside(again, shipped, feed, found, "rebuilt")
     if can_observe(engine.stamp.flavour, engine.stamp.version):
         progress.start("listening to the tensors between kernels", None)
-        listening = _built(subject, settings, identity, "observed.engine", marks="unfused")
+        listening = built_engine(subject, settings, identity, "observed.engine", marks="unfused")
         found.layers = observed_layers(listening.path, subject.planned.model, subject.feeds)
     elif settings.observer:
         progress.start("building again with every tensor marked", None)
@@ -283,14 +287,14 @@ def _extra_builds(
 def _marked(
     subject: Subject,
     settings: EngineSettings,
-    engine: _Engine,
+    engine: Engine,
     found: EngineFound,
     shipped: Mapping[str, object],
     feed: Feed,
 ) -> Mapping[str, float]:
     """What marking every tensor changes. A marked build that fails costs only this answer."""
     try:
-        other = _built(subject, settings, engine.stamp.identity, "marked.engine", marks="all")
+        other = built_engine(subject, settings, engine.stamp.identity, "marked.engine", marks="all")
         gaps, latency = _beside(other, shipped, feed, found, "marked")
     except EngineError as error:
         found.notes.append(f"the effect of marking is not known: {error.problem}")
@@ -302,7 +306,7 @@ def _marked(
 
 
 def _beside(
-    engine: _Engine, shipped: Mapping[str, object], feed: Feed, found: EngineFound, word: str
+    engine: Engine, shipped: Mapping[str, object], feed: Feed, found: EngineFound, word: str
 ) -> tuple[dict[str, float], Latency]:
     with TensorRtRunner(engine.path) as runner:
         gaps = output_gaps(shipped, runner.run(feed))  # type: ignore[arg-type]
@@ -312,7 +316,7 @@ def _beside(
 
 
 def _self_checks(
-    subject: Subject, engine: _Engine, found: EngineFound, runner: Runner, reference: Runner, feed: Feed
+    subject: Subject, engine: Engine, found: EngineFound, runner: Runner, reference: Runner, feed: Feed
 ) -> list[SelfCheck]:
     tf32 = 2.0**-11 if engine.stamp.flags.get("tf32") == "on" else 0.0
     format_gap = max(map(rel_l2_of, found.outputs.format.values()), default=0.0)

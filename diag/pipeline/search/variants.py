@@ -119,6 +119,10 @@ class Variants:
 
         return metrics_of(map(run, batches), self._by_channel)
 
+    def measured(self, batch: int, run: Callable[[Mapping[str, Array]], Mapping[str, Array]]) -> Outcome:
+        """What the outputs of something else come to on one batch: `run` is given its inputs."""
+        return self._measured(batch, self._reference(batch), run(self._batches[batch]))
+
     def reference_metrics(self, batches: Sequence[int]) -> Metrics:
         """Metrics of the reference against itself: what no plan can pass."""
         same = [(n, self._reference(n)) for n in batches]
