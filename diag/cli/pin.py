@@ -29,6 +29,7 @@ from diag.cli.search_options import (
 from diag.compensation.credits import credit_lines
 from diag.pipeline.search.compensated import CompensatedPins, pin_compensated
 from diag.pipeline.search.job import PinResult, pin_layers
+from diag.pipeline.search.on_builds import OnBuilds
 from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.settings import RANKING_FILE, SearchSettings
 from diag.search.target import Target as SearchTarget
@@ -135,6 +136,7 @@ def _body(result: PinResult) -> dict[str, object]:
         "verdict": result.verdict,
         "met_on_held_out": result.met,
         "met_on_engine": result.on_engine,
+        "on_builds": result.builds.as_dict() if result.builds else None,
         "pins": result.search.pins,
         "idle": sorted(result.search.idle),
         "format": result.format,
@@ -157,6 +159,8 @@ def _text(result: PinResult, target: SearchTarget, out: str) -> str:
         lines.append(f"rival, everything in {name}: {word}; {_numbers(metrics)}")
     if result.on_engine is not None:
         lines.append(_on_engine(result))
+    if result.builds is not None:
+        lines += [f"  {note}" for note in result.builds.notes]
     work = f"{result.trials} trials, {result.forward_equivalents:.0f} forward passes"
     return "\n".join([*lines, f"{work}; files in {out}"])
 
@@ -164,10 +168,21 @@ def _text(result: PinResult, target: SearchTarget, out: str) -> str:
 def _on_engine(result: PinResult) -> str:
     """What confirming the plan on an engine came to."""
     ran = result.report is not None and any(output.engine for output in result.report.outputs)
+    if result.builds is not None:
+        return _on_builds(result.builds, bool(result.on_engine))
     if not result.on_engine:
         return "the engine MISSES the target" if ran else "the engine was NOT built as the plan asks"
     held = "and holds the target" if ran else "(types and kernels audited; it was not run here)"
     return f"the engine is built as the plan asks {held}"
+
+
+def _on_builds(builds: OnBuilds, confirmed: bool) -> str:
+    count = f"{builds.found.builds} build{'' if builds.found.builds == 1 else 's'}"
+    if confirmed:
+        return f"the engine is built as the plan asks and holds the target ({count}):"
+    if not builds.met:
+        return f"the engine MISSES the target ({count}):"
+    return f"the engine was NOT built as the plan asks, or missed when it was run again ({count}):"
 
 
 def _pins(result: PinResult) -> list[str]:
@@ -177,6 +192,9 @@ def _pins(result: PinResult) -> list[str]:
     effects = {effect.candidate.id: effect for effect in result.ranking.effects}
     total, lines = result.ranking.total or 1.0, []
     for pin in result.search.pins[:_SHOWN]:
+        if pin not in effects:  # found on builds: nothing was ranked
+            lines.append(f"  {pin}")
+            continue
         effect = effects[pin]
         mark = f"  (unstable: {result.unstable[pin]})" if pin in result.unstable else ""
         mark += "  (lowered it buys no time)" if pin in result.search.idle else ""

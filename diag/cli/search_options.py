@@ -66,7 +66,7 @@ Confirm = Annotated[
     typer.Option(
         "--confirm",
         metavar="ENGINE",
-        help="Build the final plan with tensorrt or tensorrt-rtx, and judge that.",
+        help="Hold the final plan to the target on tensorrt or tensorrt-rtx; where it misses, search on builds.",
     ),
 ]
 

@@ -14,6 +14,9 @@ from diag.search.pins import thinned
 Holds = Callable[[frozenset[str]], bool]
 """Whether the engine holds the target with the candidates of these ids raised: one build and one run."""
 
+_WIDER = 4
+"""Growth of the steps: a set that misses narrowly wants one pin more, an engine's defect any of them."""
+
 Outcome = Literal["held", "repaired", "impossible"]
 
 
@@ -27,7 +30,7 @@ class BuildSearch:
     """What a search on builds found."""
 
     outcome: Outcome
-    """`held` (with the pins it began with), `repaired` (with others) or `impossible` (misses with all of them)."""
+    """`held` (with the pins it began with), `repaired` (with others), `impossible` (not with all of them)."""
     pins: tuple[str, ...]
     """A set that was built and holds; where nothing held, the one it began with."""
     minimal: bool
@@ -81,7 +84,7 @@ def search_builds(
 
     `order` has all candidates, the likeliest first; `suspects` is asked after the first miss and names those
     that the engine itself points at. Built are: the pins; the pins with the suspects; everything. Then more
-    and more of the order beside the pins, in steps of 1, 2, 4, ... and by bisection; the pins with the last
+    and more of the order beside the pins, in steps of 1, 4, 16, ... and by bisection; the pins with the last
     one that this added; and then pins are left out until each is needed or the limit is reached
     (`most_builds`). What is claimed was built: where answers are not monotone the set in the end still holds,
     and `minimal` is still true.
@@ -116,7 +119,7 @@ def _shortest(first: frozenset[str], rest: Sequence[str], pointed: int, built: _
         if built.within_limit(first | set(rest[:at])):
             high = at
         else:
-            low, step = at, 2 * step
+            low, step = at, _WIDER * step
     return high
 
 

@@ -1,4 +1,4 @@
-"""Searching on builds: bounded, verified, honest about what is proven. A build is a function of a set here."""
+"""Searching on builds: bounded, verified, honest about what is proven. A build is a function of sets here."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def choose(search: Search, ranking: Ranking, progress: Progress) -> PinSearch:
     if pairs:
         progress.note(f"causes mask each other (Kendall tau {ranking.kendall_tau:.2f}): pairs are tried too")
     found = _held(search, ranking, pairs, progress)
-    if found.outcome == "found" and not _affordable(search, found.pins):
+    if found.outcome == "found" and not can_afford(search, found.pins):
         found = _under_ceiling(search, ranking, found)
     return _without_idle(search, ranking, found)
 
@@ -148,7 +148,8 @@ def _limits(search: Search) -> tuple[float, float]:
     return math.inf if ceiling.pins is None else ceiling.pins, price
 
 
-def _affordable(search: Search, pins: Sequence[str]) -> bool:
+def can_afford(search: Search, pins: Sequence[str]) -> bool:
+    """Whether the pins keep to the user's ceiling."""
     return affordable(pins, added_times(search), *_limits(search))
 
 

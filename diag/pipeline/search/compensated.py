@@ -52,7 +52,7 @@ def pin_compensated(settings: SearchSettings, progress: Progress) -> Compensated
             "Leave out --metric and --ranking, or compensate first with trtdiag calibrate --compensate.",
         )
     out = output_folder(settings.out)
-    plain = pin_layers(replace(settings, out=str(out / PLAIN_FOLDER)), progress)
+    plain = pin_layers(replace(settings, out=str(out / PLAIN_FOLDER), confirm=None), progress)
     model, table = str(out / MODEL_FILE), str(out / TABLE_FILE)
     compensated = _compensated(settings, model, table, progress)
     before = BeforePins(

@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from diag.pipeline.engine.builds import Builds
 from diag.pipeline.search.choose import both_ends, choose, frontier, judge_start, sureness
+from diag.pipeline.search.confirm import builds_on, confirm
+from diag.pipeline.search.on_builds import OnBuilds
 from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.plans import raised_format, rivals
 from diag.pipeline.search.ranking_file import write_ranking
-from diag.pipeline.search.report import Found, confirmed, prove
+from diag.pipeline.search.report import Found, confirmed
 from diag.pipeline.search.settings import RANKING_FILE, SearchSettings
 from diag.pipeline.search.setup import Search, set_up
 from diag.pipeline.search.spread import spread_over
@@ -50,15 +53,19 @@ class PinResult:
     """On the batches held out, and on the engine where one was run."""
     proof: str = ""
     on_engine: bool | None = None
+    builds: OnBuilds | None = None
+    """What builds of the engine said; None where none were run."""
 
 
-def pin_layers(settings: SearchSettings, progress: Progress) -> PinResult:
+def pin_layers(settings: SearchSettings, progress: Progress, builds: Builds | None = None) -> PinResult:
     """Find, verify on held-out batches and write the smallest set of pins that meets the target.
 
     Writes ranking.json, plan.yaml, typed.onnx, report.json and report.html into `settings.out`.
     Raises NotEnoughEvidenceError when there are too few batches to hold any out, or to tell whether the
-    target is missed at all.
+    target is missed at all, and EngineError for an engine that cannot work here. `builds` stands in the place
+    of the engine that the settings name.
     """
+    builds = builds or builds_on(settings.confirm)
     search = set_up(settings, progress)
     hopeless = search.variants.reference_metrics(range(search.batches))
     if not search.target.met(hopeless):
@@ -70,8 +77,9 @@ def pin_layers(settings: SearchSettings, progress: Progress) -> PinResult:
     points = [*frontier(search, pins, fmt), chosen, *rivals(search)]
     unstable = unstable_pins(search, pins, ranking, progress)
     found = Found(search, pins, ranking, fmt, chosen, points, unstable, sureness(search, pins))
-    report = prove(found, progress) if pins.outcome != "impossible" else None
-    return _result(found, report)
+    if pins.outcome == "impossible":
+        return _result(found, None)
+    return _result(*confirm(found, builds, progress))
 
 
 def _searched(search: Search, progress: Progress) -> tuple[Ranking, PinSearch]:
@@ -109,6 +117,7 @@ def _result(found: Found, report: Report | None) -> PinResult:
         found.met and on_engine is not False,
         found.proof,
         on_engine,
+        found.builds,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from diag.gate.threshold import Threshold
 from diag.numerics.table import METRICS
 from diag.pipeline.compare.job import compare
+from diag.pipeline.search.on_builds import OnBuilds
 from diag.pipeline.search.outcome import OWN
 from diag.pipeline.search.plans import Weighed
 from diag.pipeline.search.setup import Search
@@ -47,9 +48,14 @@ class Found:
     points: list[Weighed]
     unstable: dict[str, str]
     evidence: Evidence | None
+    builds: OnBuilds | None = None
+    """What builds of an engine said of the pins; None where none were run."""
 
     @property
     def met(self) -> bool:
+        """On the batches held out; pins found on builds are judged there, on all batches."""
+        if self.builds is not None and self.builds.repaired:
+            return True
         return self.pins.outcome in ("found", "not-needed") and self.search.target.met(self.chosen.metrics)
 
     @cached_property
@@ -73,6 +79,8 @@ class Found:
             said = f"{target} cannot be met, even with every candidate raised{self._held_back()}"
         else:
             said = f"{target} holds with {count} pin{'' if count == 1 else 's'} in {self.format.upper()}"
+        if self.builds is not None and self.met:
+            said += self.builds.remark
         if self.winner is None:
             return said
         times = "by measured time" if self.search.prices.measured else "by the estimate"
@@ -88,6 +96,12 @@ class Found:
     @property
     def proof(self) -> str:
         """How far the set is proven."""
+        if self.builds is None:
+            return self._emulated_proof
+        return self.builds.proof if self.builds.repaired else f"{self._emulated_proof} {self.builds.proof}"
+
+    @property
+    def _emulated_proof(self) -> str:
         if self.pins.outcome == "not-needed":
             return "No pin is needed on the batches held out."
         minimal = "Taking any pin away misses the target" if self.pins.minimal else "Not proven minimal"
@@ -106,8 +120,11 @@ class Found:
         return f"{minimal}, measured on {data}.{sure}"
 
 
-def prove(found: Found, progress: Progress) -> Report:
-    """Compare the final plan as a user would, and write it down with what each pin was measured to do."""
+def prove(found: Found, progress: Progress, engine: str) -> Report:
+    """Compare the final plan as a user would, and write it down with what each pin was measured to do.
+
+    `engine` is as in `EngineSettings`.
+    """
     search, settings = found.search, found.search.settings
     out = Path(settings.out)
     write_plan(found.chosen.plan, out / "plan.yaml")
@@ -121,7 +138,7 @@ def prove(found: Found, progress: Progress) -> Report:
         fail_under=tuple(t for t in settings.target if t.metric in METRICS),
         save_typed=True,
         labelled=settings.metric is not None,
-        engine=EngineSettings(engine=settings.confirm or "emulate"),
+        engine=EngineSettings(engine=engine),
         command=settings.command,
     )
     return compare(compared, progress, amend=lambda report: _amend(report, found))
@@ -137,6 +154,8 @@ def confirmed(report: Report, found: Found) -> bool | None:
     if any(finding.kind in _NOT_BUILT and finding.severity != "note" for finding in report.findings):
         return False
     ran = {output.name: output.engine for output in report.outputs if output.engine}
+    if found.builds is not None:  # it has the user's own metric too
+        return found.builds.met and found.search.target.met({**found.builds.metrics, **ran})
     return found.search.target.met(ran) if ran else True
 
 
@@ -175,6 +194,7 @@ def _info(found: Found) -> SearchInfo:
         notes=[
             *(f"{pin} is unstable: it appears or vanishes {why}." for pin, why in found.unstable.items()),
             *_before_pins(found),
+            *(found.builds.notes if found.builds else []),
         ],
     )
 

@@ -123,6 +123,10 @@ class Variants:
         """What the outputs of something else come to on one batch: `run` is given its inputs."""
         return self._measured(batch, self._reference(batch), run(self._batches[batch]))
 
+    def total(self, outcomes: Iterable[Outcome]) -> Metrics:
+        """Metrics over batches that were measured one by one."""
+        return metrics_of(outcomes, self._by_channel)
+
     def reference_metrics(self, batches: Sequence[int]) -> Metrics:
         """Metrics of the reference against itself: what no plan can pass."""
         same = [(n, self._reference(n)) for n in batches]

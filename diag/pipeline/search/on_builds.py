@@ -1,0 +1,130 @@
+"""What a search on real builds found, in words: the sets built, what each gave, how far it is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from diag.pipeline.search.outcome import OWN, Metrics
+from diag.search.builds import BuildSearch
+from diag.search.target import Bound
+
+
+@dataclass(frozen=True)
+class BuildTrial:
+    """One set of pins, built and run."""
+
+    pins: tuple[str, ...]
+    format: str
+    values: str
+    """The target's metrics on the engine, in words; or why there are none."""
+    met: bool
+
+
+@dataclass(frozen=True)
+class OnBuilds:
+    """A search on builds, after the emulation's."""
+
+    engine: str
+    found: BuildSearch
+    format: str
+    emulated: tuple[str, ...]
+    """Pins with which the emulation holds the target."""
+    trials: tuple[BuildTrial, ...]
+    groups: int
+    metrics: Metrics
+    """Of the plan in the end, on the engine."""
+    too_dear: bool = False
+    """The set found is over the ceiling, and not taken."""
+
+    @property
+    def met(self) -> bool:
+        """Whether the plan in the end holds the target on the engine."""
+        return self.found.outcome != "impossible" and not self.too_dear
+
+    @property
+    def repaired(self) -> bool:
+        """Whether the pins are others than the emulation's."""
+        return self.found.outcome == "repaired" and not self.too_dear
+
+    @property
+    def remark(self) -> str:
+        """What the verdict says of it; empty where the first build held."""
+        if self.found.outcome == "held":
+            return ""
+        asked = (
+            f"{_pins(self.emulated)} that the emulation asks for" if self.emulated else "no pins, as emulated"
+        )
+        if self.repaired:
+            return f" on {self.engine}, found on builds: with {asked} it misses there"
+        if self.too_dear:
+            count = _pins(self.found.pins)
+            return f", but not on {self.engine}: there it needs {count}, more than the ceiling allows"
+        return f", but not on {self.engine}: it misses there with {asked}{self._all}"
+
+    @property
+    def _all(self) -> str:
+        return " and with every candidate raised" if len(self.trials) > 1 else ""
+
+    @property
+    def proof(self) -> str:
+        """How far the set is proven on builds."""
+        built = f"{_builds(self.found.builds)} on {self.engine}"
+        if self.found.outcome == "held":
+            return f"Verified on the engine with {built}; that no pin can go is proven on the emulation."
+        if not self.repaired:
+            return f"Not verified on the engine, after {built}."
+        if self.found.minimal:
+            return f"1-minimal on builds: taking any pin away misses the target ({built})."
+        limit = f"{self.found.limit} are the limit for {_pins(self.found.pins)} among {self.groups} groups"
+        return f"Verified on builds, not proven minimal ({built}; {limit})."
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each build, in their order."""
+        return [f"Build {number}: {self._line(t)}" for number, t in enumerate(self.trials, start=1)]
+
+    def _line(self, trial: BuildTrial) -> str:
+        words = _pins(trial.pins) + (f" in {trial.format.upper()}" if trial.pins else "")
+        return f"{words}: {trial.values}: {'holds' if trial.met else 'misses'}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "engine": self.engine,
+            "outcome": self.found.outcome,
+            "builds": self.found.builds,
+            "limit": self.found.limit,
+            "groups": self.groups,
+            "minimal": self.found.minimal,
+            "pins": list(self.found.pins),
+            "format": self.format,
+            "emulated_pins": list(self.emulated),
+            "over_ceiling": self.too_dear,
+            "trials": [asdict(trial) for trial in self.trials],
+        }
+
+
+def values_of(metrics: Metrics, bounds: Sequence[Bound]) -> str:
+    """The metrics that a target names, by output."""
+    found = [
+        f"{'' if name == OWN else f'{name} '}{bound.metric} {values[bound.metric]:.5g}{_lost(values)}"
+        for bound in bounds
+        for name, values in metrics.items()
+        if bound.metric in values and bound.output in (None, name)
+    ]
+    return ", ".join(dict.fromkeys(found))
+
+
+def _lost(values: dict[str, float]) -> str:
+    lost = values.get("nonfinite", 0)
+    return f" ({lost:.0f} values not finite)" if lost else ""
+
+
+def _pins(pins: Sequence[str]) -> str:
+    return "1 pin" if len(pins) == 1 else f"{len(pins) or 'no'} pins"
+
+
+def _builds(count: int) -> str:
+    return "1 build" if count == 1 else f"{count} builds"
