@@ -66,7 +66,7 @@ Confirm = Annotated[
     typer.Option(
         "--confirm",
         metavar="ENGINE",
-        help="Hold the final plan to the target on tensorrt or tensorrt-rtx; where it misses, search on builds.",
+        help="Hold the plan to the target on tensorrt or tensorrt-rtx; search on builds where it misses.",
     ),
 ]
 
