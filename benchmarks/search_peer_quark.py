@@ -119,9 +119,10 @@ def main() -> None:
         metric_distance_fn=to_minimise({"top1": top1, "kl": kl, "sqnr_db": sqnr_db}[name], sign, values),
         metric_threshold=sign * float(bound),
         metric_optimize_object="quality",
+        data_size=len(list(Path(args.data).glob("*.npz"))),  # its default, said to be all, measures one batch
     )
     layers = {} if args.everything else {"OpTypesToQuantize": LAYERS}
-    config = QConfig(layer(Int8Spec), algo_config=[mixed], **layers)
+    config = QConfig(layer(Int8Spec), algo_config=[mixed], AddQDQPairToWeight=True, **layers)
     ModelQuantizer(config).quantize_model(args.model, args.out, Batches(args.data))
     found = {
         "version": __version__,
