@@ -65,9 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def autocast(args: argparse.Namespace, folder: Path) -> tuple[list[Row], Checks]:
     """SmolLM2 in FP16: which nodes each tool leaves in FP32, and what that is worth on other batches."""
-    files = sorted(args.data.glob("*.npz"))
-    chosen = _copies(files[: args.limit], folder / "chosen")
-    held = _copies(files[args.limit : args.limit + args.held_out], folder / "held")
+    chosen = _copies(sorted(args.data.glob("*.npz"))[: args.limit], folder / "chosen")
+    held = _copies(sorted(args.calibration.glob("*.npz"))[-args.held_out :], folder / "held")
     runs = {
         US: _pin(args, args.smollm2, "fp16", chosen, f"top1>={TOP1}", folder / "pin"),
         AUTOCAST: _autocast(args, folder, folder / "peer.onnx"),
@@ -222,15 +221,16 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--smollm2", type=Path, metavar="MODEL")
     parser.add_argument(
-        "--calibration", type=Path, metavar="BATCHES", help="folder of .npz that AutoCast sees"
+        "--calibration",
+        type=Path,
+        metavar="BATCHES",
+        help="folder of .npz: first AutoCast's, last the judge's",
     )
-    parser.add_argument(
-        "--data", type=Path, metavar="BATCHES", help="folder of .npz: first pin's, then the judge's"
-    )
+    parser.add_argument("--data", type=Path, metavar="BATCHES", help="folder of .npz for pin")
     parser.add_argument(
         "--autocast-batches", type=int, default=1, help="AutoCast keeps every tensor of each in memory"
     )
-    parser.add_argument("--limit", type=int, default=6, help="batches that pin gets")
+    parser.add_argument("--limit", type=int, default=12, help="batches that pin gets")
     parser.add_argument("--held-out", type=int, default=8, help="batches of the judge, behind pin's")
     parser.add_argument("--quark", metavar="PYTHON", help="interpreter with amd-quark, torch and onnxruntime")
     parser.add_argument("--recogniser", type=Path, metavar="MODEL", help="PP-OCRv4's, in opset 13 or later")

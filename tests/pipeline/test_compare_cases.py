@@ -281,3 +281,23 @@ def test_classes_that_a_model_gives_out_are_decisions(compared, axis, decides):
     assert ("kl" in got, "flips" in got) == (True, decides)
     inside = next(layer for layer in report.layers if layer.id == "/inside")
     assert "top1" not in inside.accumulated
+
+
+@pytest.mark.parametrize(("shape", "decides"), [((-1, 2, 3, 5), True), ((-1, 3, 10), False)])
+def test_classes_may_change_their_shape_behind_the_softmax(compared, shape, decides):
+    """As the converter of opsets writes it: the rows stay, or they are cut anew and hold no distribution."""
+    nodes = [
+        node("MatMul", "x w", "scores"),
+        node("Softmax", "scores", "classes", axis=-1),
+        node("Identity", "classes", "same"),
+        node("Constant", "", "shape", value_ints=list(shape)),
+        node("Reshape", "same shape", "out"),
+    ]
+    fixture = small(nodes, {"out": FLOAT}, {"w": normal(8, 5)}, shape=("n", 6, 8), out=(None, *shape[1:]))
+    batches = [{"x": normal(4, 6, 8)} for _ in range(3)]
+    got = compared(fixture, "int8", batches).outputs[0].metrics
+    by_hand = Stepwise(fixture.model, "int8", batches)
+    pairs = zip(by_hand.reference, by_hand.accumulated, strict=True)
+    same = [(a["classes"].argmax(-1) == b["classes"].argmax(-1)).mean() for a, b in pairs]
+    assert got.get("top1") == (pytest.approx(np.mean(same)) if decides else None)
+    assert ("kl" in got) == decides

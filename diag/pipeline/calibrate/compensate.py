@@ -28,7 +28,7 @@ from diag.model.load import load_model
 from diag.model.save import save_model
 from diag.numerics.formats import FORMATS
 from diag.pipeline.calibrate.tables import known_method
-from diag.pipeline.compare.assemble import tensor_kinds
+from diag.pipeline.compare.kinds import tensor_kinds
 from diag.pipeline.prepare import Planned, before_last_third, plan_on
 from diag.plan.schema import Plan, plan_for_format, read_plan
 from diag.progress import Progress

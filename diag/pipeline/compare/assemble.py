@@ -17,8 +17,6 @@ from diag.engines.paired import Watch
 from diag.engines.reference import Trust
 from diag.feeds import Feeds
 from diag.gate.evaluate import evaluate
-from diag.model.graph import Layer, Model
-from diag.numerics.measured import TensorKind
 from diag.pipeline.compare import findings as findings_of
 from diag.pipeline.compare.layers import birth_infos, layer_infos, output_infos
 from diag.pipeline.prepare import Planned
@@ -56,34 +54,6 @@ class Job:
     table: CalibrationTable | None
     calibration: str
     clock: Clock
-
-
-def tensor_kinds(planned: Planned, trust: Trust) -> dict[str, TensorKind]:
-    """How each tensor is judged: softmax as distributions; heads and a softmax at the end as decisions."""
-    kinds: dict[str, TensorKind] = {}
-    for layer in planned.model.layers:
-        role = planned.roles[layer.id].name
-        for name in layer.outputs:
-            noise = trust.noise.get(name, 0.0)
-            if layer.op_type == "Softmax":
-                decides = name in planned.model.outputs and _along_last_axis(planned.model, layer)
-                kinds[name] = TensorKind("classes", noise=noise) if decides else TensorKind("probabilities")
-            elif (
-                name in planned.model.outputs
-                and role in ("lm_head", "head")
-                and layer.op_type in ("MatMul", "Gemm", "Add")
-            ):
-                kinds[name] = TensorKind("logits", noise=noise)
-            elif layer.op_type in ("Conv", "ConvTranspose"):
-                kinds[name] = TensorKind(convolution=True)
-    return kinds
-
-
-def _along_last_axis(model: Model, softmax: Layer) -> bool:
-    """For a Softmax that writes an output of the model; before opset 13 the default is axis 1."""
-    shape = model.outputs[softmax.outputs[0]].shape
-    axis = softmax.attributes.get("axis", -1 if model.opset >= 13 else 1)
-    return axis == -1 or (shape is not None and axis == len(shape) - 1)
 
 
 def assemble(job: Job, comparison: Comparison, watches: tuple[Watch, ...]) -> Report:

@@ -24,7 +24,8 @@ from diag.gate.threshold import require_outputs
 from diag.model import shapes
 from diag.model.save import save_model
 from diag.pipeline.compare import findings as findings_of
-from diag.pipeline.compare.assemble import Clock, Job, assemble, tensor_kinds
+from diag.pipeline.compare.assemble import Clock, Job, assemble
+from diag.pipeline.compare.kinds import tensor_kinds
 from diag.pipeline.compare.run import Checkpoint, run_batches
 from diag.pipeline.engine.stage import Subject, compare_engine, require_engine
 from diag.pipeline.prepare import Planned, calibrate, choose_plan, plan_on, read_scales

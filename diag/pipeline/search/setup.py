@@ -20,7 +20,7 @@ from diag.gate.threshold import require_outputs
 from diag.model import shapes
 from diag.model.graph import Model
 from diag.numerics.table import METRICS
-from diag.pipeline.compare.assemble import tensor_kinds
+from diag.pipeline.compare.kinds import tensor_kinds
 from diag.pipeline.prepare import Planned, before_last_third, calibrate, choose_plan, plan_on
 from diag.pipeline.search.outcome import BY_CHANNEL
 from diag.pipeline.search.prices import Prices, open_prices
