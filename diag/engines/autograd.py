@@ -20,8 +20,8 @@ from diag.errors import EngineError
 from diag.model.graph import Layer, Model, TensorInfo
 
 _AGREEMENT = 1e-3
-"""Relative L2 within which PyTorch's outputs must be ONNX Runtime's: beyond rounding of FP32 (R28 of TF32 lies
-under it too), well below what another meaning of an operator would do."""
+"""Relative L2 within which PyTorch's outputs must be ONNX Runtime's: far above the rounding of FP32, and far
+below what another meaning of an operator does."""
 
 
 def has_torch() -> bool:
@@ -93,7 +93,14 @@ class Autograd:
         inputs = [self._values[name] if name else None for name in layer.inputs]
         try:
             made = operator(layer, *inputs)
-        except (ArithmeticError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            LookupError,
+            NotImplementedError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise EngineError(f"no gradient of layer {layer.id!r} ({layer.op_type}): {error}") from error
         parts = made if isinstance(made, (tuple, list)) else [made]
         self._values.update(zip(layer.outputs, parts, strict=False))
@@ -103,7 +110,9 @@ class Autograd:
             found = self._values[name].detach().numpy()
             off = float(np.linalg.norm((found - reference).ravel()))
             if not off <= _AGREEMENT * float(np.linalg.norm(reference.ravel())):
-                raise EngineError(f"no gradients: PyTorch computes output {name!r} otherwise than ONNX Runtime")
+                raise EngineError(
+                    f"no gradients: PyTorch computes output {name!r} otherwise than ONNX Runtime"
+                )
 
 
 def _torch() -> tuple[Any, Mapping[str, Any]]:

@@ -168,7 +168,8 @@ def _resize(
 ) -> Tensor:
     mode, corners = _get(layer, "mode", "nearest"), _get(layer, "coordinate_transformation_mode")
     names = {"linear": {3: "linear", 4: "bilinear", 5: "trilinear"}.get(x.ndim), "cubic": "bicubic"}
-    size = _ints(sizes) if sizes is not None else [int(n * s) for n, s in zip(x.shape, scales, strict=True)]
+    factors = [] if scales is None else scales.tolist()
+    size = _ints(sizes) or [int(n * s) for n, s in zip(x.shape, factors, strict=True)]
     if mode == "nearest":
         return functional.interpolate(x, size[2:], mode="nearest")
     aligned = corners == "align_corners"

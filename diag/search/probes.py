@@ -21,8 +21,11 @@ from diag.numerics.metrics import decibel
 Quantity = Literal["noise", "cosine", "kl"]
 
 QUANTITIES: dict[str, Quantity] = {
-    **{"sqnr_db": "noise", "rel_l2": "noise"},
-    **{"cosine": "cosine", "kl": "kl", "top1": "kl"},
+    "sqnr_db": "noise",
+    "rel_l2": "noise",
+    "cosine": "cosine",
+    "kl": "kl",
+    "top1": "kl",
 }
 """Metric of a target to what is estimated for it."""
 
@@ -30,11 +33,14 @@ _LEAST_PROBABILITY = 1e-6
 """Below it the quadratic form of KL says nothing: an error is larger than the probability."""
 
 
-def probe(quantity: Quantity, kind: Kind, reference: NDArray[Any], signs: NDArray[Any]) -> NDArray[np.float32]:
+def probe(
+    quantity: Quantity, kind: Kind, reference: NDArray[Any], signs: NDArray[Any]
+) -> NDArray[np.float32]:
     """The random vector Az of one output's shape; `signs` is z, of +1 and -1, of the same shape.
 
-    The mean of ((Az).e)^2 over z is, to second order in e: for `noise` |e|^2 / |y|^2; for `cosine` 1 - cosine;
-    for `kl` the mean over rows (last axis) of KL(y || y + e) in nats, y logits or, by `kind`, probabilities.
+    The mean of ((Az).e)^2 over z is, to second order in e: for `noise` |e|^2 / |y|^2; for `cosine` 1 less the
+    cosine; for `kl` the mean over rows (last axis) of KL(y || y + e) in nats, of logits or, by `kind`, of
+    probabilities.
     """
     usable = np.abs(reference) < MASK_LIKE
     y = np.where(usable, reference, 0).astype(np.float64)

@@ -1,25 +1,25 @@
-"""Cheap scores of candidates, from one batch. They order the work and leave out hopeless cases; they decide
-nothing. How well each of them orders is measured by benchmarks/search_cheap_scores.py; priors by role made the
-order worse there, so there are none.
+"""Cheap scores of candidates. They order the work and screen; they decide nothing.
+
+How well each of them orders is measured by benchmarks/search_cheap_scores.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from diag.calibration.table import CalibrationTable, TensorRange
-from diag.compare.record import Array
 from diag.engines.autograd import has_torch
 from diag.engines.reference import Trust
 from diag.errors import EngineError
+from diag.feeds.source import Batch
 from diag.model.graph import Model
 from diag.pipeline.compare.assemble import tensor_kinds
 from diag.pipeline.prepare import Planned
 from diag.pipeline.search.first_order import predicted_damages
-from diag.pipeline.search.local import LocalErrors, local_errors
+from diag.pipeline.search.local import local_errors
 from diag.progress import Progress
 from diag.search.rank import Candidate
 from diag.search.target import Target
@@ -49,24 +49,27 @@ def cheap_scores(
     planned: Planned,
     lowered: Model,
     candidates: Sequence[Candidate],
-    feed: Mapping[str, Array],
+    batches: Sequence[Batch],
     trust: Trust,
     target: Target,
     table: CalibrationTable | None,
     progress: Progress,
     limit_s: float = math.inf,
 ) -> CheapScores:
-    """Scores of all candidates on one batch. `limit_s` is what gradients may take after the first pass."""
-    progress.start(f"scoring {len(candidates)} candidates by local error", None)
+    """Scores of all candidates; gradients are taken on the first batch.
+
+    `limit_s` is what gradients may take; when it is spent, fewer backward passes have to do.
+    """
+    progress.start(f"scoring {len(candidates)} candidates by local error", len(batches))
     keep = frozenset().union(*(c.layers for c in candidates)) if has_torch() else frozenset()
-    found = local_errors(planned, lowered, feed, trust.shape_values, keep)
+    found = local_errors(planned, lowered, batches, trust, progress, keep)
     local = {c.id: max(found.noise.get(layer, 0.0) for layer in c.layers) for c in candidates}
     gradient: Scores = {}
     try:
         if has_torch() and found.errors is not None:
             kinds = tensor_kinds(planned, trust)
             gradient = predicted_damages(
-                planned, candidates, found.errors, feed, target, kinds, progress, limit_s
+                planned, candidates, found.errors, batches[0], target, kinds, progress, limit_s
             )
             gradient = {i: math.inf if math.isinf(local[i]) else score for i, score in gradient.items()}
     except EngineError as error:
@@ -77,7 +80,7 @@ def cheap_scores(
 def crest_factors(
     planned: Planned, candidates: Sequence[Candidate], table: CalibrationTable | None
 ) -> Scores:
-    """Largest crest factor of each candidate's quantized tensors; empty where the table has no sums of squares.
+    """Largest crest factor of each candidate's quantized tensors; empty where the table has no energies.
 
     A uniform quantizer over +-absmax makes noise of (absmax / levels)^2 / 3, so noise over signal grows with
     the square of absmax over RMS.

@@ -1,7 +1,7 @@
 """The damage that each candidate does alone, predicted to first order: its own error, carried by gradients.
 
 With one candidate lowered, the network behind it computes in FP32 on a known error e, so its effect on the
-outputs is Je up to second order. One backward pass gives a random component of Je for every candidate at once.
+outputs is Je up to second order. A backward pass gives a random component of Je for every candidate at once.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ def _mean_squares(
     """For each candidate (its output tensors), the mean square of its error's random components."""
     output, quantity, kind = wanted
     reference, random = graph.reference[output], np.random.default_rng(0)
-    squares = []
+    squares: list[list[float]] = []
     while len(squares) < PROBES and (not squares or time.monotonic() < until):
-        signs = random.choice(np.float32([-1, 1]), reference.shape)
+        signs = random.choice([-1.0, 1.0], reference.shape)
         products = graph.products(errors, {output: probe(quantity, kind, reference, signs)})
         squares.append([sum(products.get(tensor, 0.0) for tensor in made) ** 2 for made in tensors])
         progress.advance()
-    return np.mean(squares, axis=0)
+    return np.asarray(np.mean(np.asarray(squares), axis=0))
 
 
 def _damage(target: Target, costs: Mapping[str, Mapping[Quantity, float]]) -> float:

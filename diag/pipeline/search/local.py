@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,13 +12,15 @@ import numpy as np
 from diag.compare.comparison import Comparison, Observed
 from diag.compare.record import Array
 from diag.engines.paired import pair
+from diag.engines.reference import Trust
 from diag.engines.slices import Observation, SlicedRun
+from diag.feeds.source import Batch
 from diag.model import shapes
 from diag.model.graph import Model
 from diag.numerics.error import MASK_LIKE
-from diag.numerics.metrics import sqnr_db
 from diag.pipeline.compare.layers import is_destroyed
 from diag.pipeline.prepare import Planned
+from diag.progress import Progress
 
 _MOST_BYTES = 1 << 30
 """Errors kept of one batch; beyond it none are."""
@@ -25,38 +28,35 @@ _MOST_BYTES = 1 << 30
 
 @dataclass
 class LocalErrors:
-    """Of one batch."""
+    """What was found of every layer that is lowered."""
 
     noise: dict[str, float] = field(default_factory=dict)
-    """Noise over signal of each layer's worst output; infinite where values are destroyed."""
+    """Noise over signal of each layer's worst output in the worst batch; infinite where values are destroyed."""
     errors: dict[str, Array] | None = field(default_factory=dict)
-    """Lowered minus reference, by output tensor; None when they were too large to keep."""
+    """Lowered minus reference of the first batch, by output tensor; None when they were too large to keep."""
 
 
 def local_errors(
     planned: Planned,
     lowered: Model,
-    feed: Mapping[str, Array],
-    shape_values: Mapping[str, Array],
+    batches: Sequence[Batch],
+    trust: Trust,
+    progress: Progress,
     keep: Collection[str] = (),
 ) -> LocalErrors:
-    """Run one batch; the errors of the layers in `keep` are kept.
-
-    `shape_values` are what shape arithmetic comes to where that is known (slices are cut more evenly then).
-    """
+    """Run the batches; of the first one, the errors of the layers in `keep` are kept."""
     model = planned.model
-    dims = shapes.bind(model, {name: array.shape for name, array in feed.items()})
-    run = SlicedRun(pair(model, lowered, planned.types), shapes.infer(model, dims, shape_values))
+    dims = shapes.bind(model, {name: array.shape for name, array in batches[0].items()})
+    run = SlicedRun(pair(model, lowered, planned.types), shapes.infer(model, dims, trust.shape_values))
     comparison, found = Comparison(), LocalErrors()
-    for observations in run.run(feed):
-        for seen in observations:
-            if seen.local is not None:
-                tensor = seen.watch.tensor
-                comparison.observe(0, Observed(tensor, seen.reference, None, seen.local))
-                if seen.watch.layer in keep:
-                    _keep(found, seen)
+    for number, batch in enumerate(batches):
+        for seen in itertools.chain.from_iterable(run.run(batch)):
+            comparison.observe(number, Observed(seen.watch.tensor, seen.reference, None, seen.local))
+            if number == 0 and seen.watch.layer in keep:
+                _keep(found, seen)
+        progress.advance()
     for tensor, record in comparison.local.items():
-        noise = math.inf if is_destroyed(record) else 10 ** (-sqnr_db(record.sums) / 10)
+        noise = math.inf if is_destroyed(record) else 10 ** (-record.worst_sqnr_db / 10)
         layer = model.producers[tensor].id
         found.noise[layer] = max(found.noise.get(layer, 0.0), noise)
     return found

@@ -31,7 +31,7 @@ def score(search: Search, progress: Progress, limit_s: float = math.inf) -> Chea
         planned,
         planned.apply(table).model,
         search.candidates,
-        feed,
+        [feed],
         search.trust,
         search.target,
         table,

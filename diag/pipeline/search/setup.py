@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,11 @@ from diag.model.graph import Model
 from diag.numerics.table import METRICS
 from diag.pipeline.compare.kinds import tensor_kinds
 from diag.pipeline.prepare import Planned, before_last_third, calibrate, choose_plan, plan_on
+from diag.pipeline.search.cheap import CheapScores, cheap_scores
 from diag.pipeline.search.outcome import BY_CHANNEL
 from diag.pipeline.search.prices import Prices, open_prices
 from diag.pipeline.search.ranking_file import RankingFile, read_ranking
-from diag.pipeline.search.screen import MOST_CANDIDATES, screened
+from diag.pipeline.search.screen import MOST_CANDIDATES, looked_at, screened
 from diag.pipeline.search.settings import TRIALS_FILE, SearchSettings
 from diag.pipeline.search.trials import TrialStore
 from diag.pipeline.search.user_metric import UserMetric, open_metric
@@ -55,6 +56,8 @@ class Search:
     table: str
     """Path of the calibration table used, empty when the plan needs none."""
     prices: Prices
+    trust: Trust
+    """What the first batch told of the reference."""
     ranked: RankingFile | None = None
     """The ranking that the user handed in."""
 
@@ -105,7 +108,13 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
     key = _key(planned, data.sha256, ranges, metric.sha256 if metric else "")
     typed = planned.apply(table)
     ranked = _ranking(settings, key, typed)
-    candidates, switchable = _switchable(planned, typed, ranked, data.batches, trust, progress)
+    target = Target(settings.target)
+
+    def scored(candidates: Sequence[Candidate]) -> CheapScores:
+        batches = looked_at(data.batches)
+        return cheap_scores(planned, typed.model, candidates, batches, trust, target, table, progress)
+
+    candidates, switchable = _switchable(planned, typed, ranked, scored, progress)
     # What is lowered throughout is part of every trial; it depends on the ranking that was handed in.
     by_channel = any(t.metric == BY_CHANNEL for t in settings.target)
     store = TrialStore(out / TRIALS_FILE, "\n".join([key, f"{by_channel}", *sorted(switchable.always_low)]))
@@ -118,12 +127,13 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
         planned,
         candidates,
         variants,
-        Target(settings.target),
+        target,
         data.chosen,
         data.held_out,
         key,
         table_path,
         open_prices(settings.prices, model, concrete, planned.plan.base),
+        trust,
         ranked,
     )
 
@@ -190,15 +200,14 @@ def _switchable(
     planned: Planned,
     typed: TypedModel,
     ranked: RankingFile | None,
-    batches: Sequence[Batch],
-    trust: Trust,
+    scored: Callable[[Sequence[Candidate]], CheapScores],
     progress: Progress,
 ) -> tuple[list[Candidate], Switchable]:
     """The candidates, and the graph in which each can be raised."""
     lowered_model = typed.model
     candidates = ranked.candidates() if ranked else _candidates(planned, typed.formats)
     if ranked is None and len(candidates) > MOST_CANDIDATES:
-        candidates = screened(planned, lowered_model, candidates, batches, trust, progress)
+        candidates = screened(candidates, scored(candidates), progress)
     switches = frozenset().union(*(c.layers for c in candidates))
     lowered = frozenset(n for n, fmt in typed.formats.items() if fmt != "fp32")
     progress.start("building the switchable graph", None)
