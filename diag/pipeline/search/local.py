@@ -31,7 +31,7 @@ class LocalErrors:
     """What was found of every layer that is lowered."""
 
     noise: dict[str, float] = field(default_factory=dict)
-    """Noise over signal of each layer's worst output in the worst batch; infinite where values are destroyed."""
+    """Noise over signal of each layer's worst output and batch; infinite where values are destroyed."""
     errors: dict[str, Array] | None = field(default_factory=dict)
     """Lowered minus reference of the first batch, by output tensor; None when they were too large to keep."""
 
