@@ -6,6 +6,7 @@ The float layers behind the first tensor asked for are computed in PyTorch; ever
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import warnings
 from collections.abc import Collection, Mapping
@@ -16,12 +17,16 @@ from numpy.typing import NDArray
 
 from diag.engines.onnxruntime import Array, Session
 from diag.engines.reference import with_outputs
+from diag.engines.torch_ops import OPERATORS
 from diag.errors import EngineError
 from diag.model.graph import Layer, Model, TensorInfo
 
 _AGREEMENT = 1e-3
 """Relative L2 within which PyTorch's outputs must be ONNX Runtime's: far above the rounding of FP32, and far
 below what another meaning of an operator does."""
+
+
+_INSTALL = 'Install it: pip install "trtdiag[torch]"'
 
 
 def has_torch() -> bool:
@@ -44,7 +49,7 @@ class Autograd:
         Raises EngineError when PyTorch is missing, an operator is not known, or the results differ from ONNX
         Runtime's.
         """
-        self._torch, self._operators = _torch()
+        self._torch = _torch()
         behind = _behind(model, types, tensors)
         given = _given(model, behind, tensors)
         outputs = [n for n in model.outputs if n in behind]
@@ -87,7 +92,7 @@ class Autograd:
         for name in layer.inputs:
             if name and name not in self._values:
                 self._take(name, feed[name] if name in feed else np.asarray(model.constants[name]))
-        operator = None if layer.domain or layer.captured else self._operators.get(layer.op_type)
+        operator = None if layer.domain or layer.captured else OPERATORS.get(layer.op_type)
         if operator is None:
             raise EngineError(f"no gradient of operator {layer.op_type} is known")
         inputs = [self._values[name] if name else None for name in layer.inputs]
@@ -115,12 +120,11 @@ class Autograd:
                 )
 
 
-def _torch() -> tuple[Any, Mapping[str, Any]]:
+def _torch() -> Any:
     try:
-        from diag.engines.torch_ops import OPERATORS, torch  # noqa: PLC0415 - PyTorch is optional, and slow to import
+        return importlib.import_module("torch")
     except (ImportError, OSError) as error:
-        raise EngineError(f"gradients need PyTorch: {error}", 'pip install "trtdiag[torch]"') from error
-    return torch, OPERATORS
+        raise EngineError(f"gradients need PyTorch: {error}", _INSTALL) from error
 
 
 def _behind(model: Model, types: Mapping[str, TensorInfo], tensors: Collection[str]) -> frozenset[str]:

@@ -1,10 +1,11 @@
-"""ONNX operators in PyTorch, as far as the float parts of networks use them. Importing it needs PyTorch.
+"""ONNX operators in PyTorch, as far as the float parts of networks use them. Using one imports PyTorch.
 
 Each function takes the layer (for its attributes) and its input tensors, None for an absent one.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,8 +15,19 @@ from onnx import TensorProto
 
 from diag.model.graph import Layer
 
-torch: Any = importlib.import_module("torch")
-functional: Any = torch.nn.functional
+
+class _Later:
+    """A module that is imported when it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+torch: Any = _Later("torch")
+functional: Any = _Later("torch.nn.functional")
 
 Tensor = Any
 Operator = Callable[..., Any]
@@ -31,17 +43,12 @@ def _ints(tensor: Tensor | None, otherwise: Any = None) -> Any:
     return otherwise if tensor is None else [int(i) for i in tensor.reshape(-1).tolist()]
 
 
-def _plain(function: Callable[..., Tensor]) -> Operator:
-    return lambda layer, *inputs: function(*inputs)
+def _method(name: str) -> Operator:
+    return lambda layer, x, *others: getattr(x, name)(*others)
 
 
-def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
-    def apply(layer: Layer, first: Tensor, *others: Tensor) -> Tensor:
-        for other in others:
-            first = function(first, other)
-        return first
-
-    return apply
+def _function(name: str) -> Operator:
+    return lambda layer, x: getattr(functional, name)(x)
 
 
 def _reduce(function: Callable[[Tensor, list[int], bool], Tensor]) -> Operator:
@@ -52,10 +59,6 @@ def _reduce(function: Callable[[Tensor, list[int], bool], Tensor]) -> Operator:
         return function(x, chosen or list(range(x.ndim)), bool(_get(layer, "keepdims", 1)))
 
     return apply
-
-
-def _softmax(function: Callable[..., Tensor]) -> Operator:
-    return lambda layer, x: function(x, dim=_get(layer, "axis", -1))
 
 
 def _cast(layer: Layer, x: Tensor) -> Tensor:
@@ -96,10 +99,6 @@ def _batch_norm(layer: Layer, x: Tensor, *parameters: Tensor) -> Tensor:
     scale, bias, mean, variance = parameters
     epsilon = _get(layer, "epsilon", 1e-5)
     return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
-
-
-def _instance_norm(layer: Layer, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    return functional.instance_norm(x, weight=scale, bias=bias, eps=_get(layer, "epsilon", 1e-5))
 
 
 def _padded(x: Tensor, pads: Sequence[int], value: float = 0.0) -> Tensor:
@@ -149,14 +148,6 @@ def _max_pool(layer: Layer, x: Tensor) -> Tensor:
     rounded_up = bool(_get(layer, "ceil_mode", 0))
     padded = _padded(x, pads, -torch.inf)
     return pool(padded, _get(layer, "kernel_shape"), strides, 0, dilations, rounded_up)
-
-
-def _average_pool(layer: Layer, x: Tensor) -> Tensor:
-    rank = x.ndim - 2
-    strides, _, pads = _spatial(layer, rank)
-    if any(pads) or _get(layer, "ceil_mode", 0):
-        raise NotImplementedError("AveragePool with pads")
-    return getattr(functional, f"avg_pool{rank}d")(x, _get(layer, "kernel_shape"), strides)
 
 
 def _global_average(layer: Layer, x: Tensor) -> Tensor:
@@ -234,38 +225,50 @@ def _gather(layer: Layer, x: Tensor, indices: Tensor) -> Tensor:
     return x.index_select(axis, flat).reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
+_METHODS = (
+    *(
+        "Abs",
+        "Cos",
+        "Erf",
+        "Exp",
+        "Log",
+        "MatMul",
+        "Neg",
+        "Pow",
+        "Reciprocal",
+        "Relu",
+        "Sigmoid",
+        "Sin",
+        "Sqrt",
+    ),
+    "Tanh",
+)
+"""Those that are methods of tensors under the same name."""
+
 OPERATORS: dict[str, Operator] = {
-    **{
-        name: _plain(getattr(torch, name.lower()))
-        for name in (
-            *("Abs", "Cos", "Erf", "Exp", "Log", "MatMul", "Neg", "Pow", "Reciprocal", "Relu"),
-            *("Sigmoid", "Sin", "Sqrt", "Tanh", "Where"),
-        )
-    },
-    **{
-        name: _plain(getattr(functional, name.lower()))
-        for name in ("HardSwish", "Mish", "Softplus", "Softsign")
-    },
-    "Add": _plain(torch.add),
-    "Sub": _plain(torch.sub),
-    "Mul": _plain(torch.mul),
-    "Div": _plain(torch.div),
-    "Sum": _fold(torch.add),
-    "Max": _fold(torch.maximum),
-    "Min": _fold(torch.minimum),
-    "Identity": _plain(lambda x: x),
+    **{name: _method(name.lower()) for name in _METHODS},
+    **{name: _function(name.lower()) for name in ("HardSwish", "Mish", "Softplus", "Softsign")},
+    "Add": lambda layer, a, b: a + b,
+    "Sub": lambda layer, a, b: a - b,
+    "Mul": lambda layer, a, b: a * b,
+    "Div": lambda layer, a, b: a / b,
+    "Sum": lambda layer, *parts: sum(parts),
+    "Max": lambda layer, *parts: functools.reduce(torch.maximum, parts),
+    "Min": lambda layer, *parts: functools.reduce(torch.minimum, parts),
+    "Where": lambda layer, condition, a, b: torch.where(condition, a, b),
+    "Identity": lambda layer, x: x,
     "Dropout": lambda layer, x, *others: x,
     "LeakyRelu": lambda layer, x: functional.leaky_relu(x, _get(layer, "alpha", 0.01)),
     "Elu": lambda layer, x: functional.elu(x, _get(layer, "alpha", 1.0)),
     "HardSigmoid": lambda layer, x: (_get(layer, "alpha", 0.2) * x + _get(layer, "beta", 0.5)).clamp(0, 1),
-    "ReduceMean": _reduce(torch.mean),
-    "ReduceSum": _reduce(torch.sum),
-    "ReduceMax": _reduce(torch.amax),
-    "ReduceMin": _reduce(torch.amin),
+    "ReduceMean": _reduce(lambda x, axes, keep: x.mean(axes, keep)),
+    "ReduceSum": _reduce(lambda x, axes, keep: x.sum(axes, keep)),
+    "ReduceMax": _reduce(lambda x, axes, keep: x.amax(axes, keep)),
+    "ReduceMin": _reduce(lambda x, axes, keep: x.amin(axes, keep)),
     "ReduceL2": _reduce(lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep)),
     "ReduceSumSquare": _reduce(lambda x, axes, keep: x.square().sum(axes, keep)),
-    "Softmax": _softmax(torch.softmax),
-    "LogSoftmax": _softmax(torch.log_softmax),
+    "Softmax": lambda layer, x: x.softmax(_get(layer, "axis", -1)),
+    "LogSoftmax": lambda layer, x: x.log_softmax(_get(layer, "axis", -1)),
     "Concat": lambda layer, *parts: torch.cat(parts, _get(layer, "axis")),
     "Tile": lambda layer, x, repeats: x.repeat(_ints(repeats)),
     "Cast": _cast,
@@ -275,12 +278,10 @@ OPERATORS: dict[str, Operator] = {
     "LayerNormalization": _layer_norm,
     "RMSNormalization": _rms_norm,
     "BatchNormalization": _batch_norm,
-    "InstanceNormalization": _instance_norm,
     "Pad": _pad,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "MaxPool": _max_pool,
-    "AveragePool": _average_pool,
     "GlobalAveragePool": _global_average,
     "Resize": _resize,
     "Reshape": _reshape,

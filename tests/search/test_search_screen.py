@@ -6,10 +6,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from diag.engines.reference import examine
+from diag.gate.threshold import parse_threshold
 from diag.pipeline.prepare import choose_plan, plan_on
 from diag.pipeline.search import screen
+from diag.pipeline.search.cheap import cheap_scores
 from diag.progress import Silent
 from diag.search.pins import candidates_of
+from diag.search.target import Target
 
 FLOAT = TensorProto.FLOAT
 
@@ -40,8 +43,14 @@ def kept(planned, batches, monkeypatch, beside=0):
     typed = planned.apply(None)
     candidates = candidates_of([n for n, fmt in typed.formats.items() if fmt == "fp16"], [])
     trust = examine(planned.model, batches[0], planned.types)
-    found = screen.screened(planned, typed.model, candidates, batches, trust, Silent())
+    found = screened(planned, typed.model, candidates, batches, trust, Silent())
     return [candidate.id for candidate in found]
+
+
+def screened(planned, lowered, candidates, batches, trust, progress):
+    looked_at, target = screen.looked_at(batches), Target([parse_threshold("sqnr_db>=30")])
+    scores = cheap_scores(planned, lowered, candidates, looked_at, trust, target, None, progress)
+    return screen.screened(candidates, scores, progress)
 
 
 def batch(largest):
@@ -64,7 +73,7 @@ def test_of_many_batches_some_are_looked_at(planned, monkeypatch):
     typed, sizes = planned.apply(None), [1] * 20
     trust = examine(planned.model, batch(1), planned.types)
     candidates = candidates_of(["/square", "/less", "/product", "/tanh"], [])
-    screen.screened(planned, typed.model, candidates, [batch(s) for s in sizes], trust, Counting())
+    screened(planned, typed.model, candidates, [batch(s) for s in sizes], trust, Counting())
     assert seen[0] is not None
     assert 4 <= seen[0] <= 8
 
