@@ -16,7 +16,7 @@ from diag.engines.reference import Trust
 from diag.errors import EngineError
 from diag.feeds.source import Batch
 from diag.model.graph import Model
-from diag.pipeline.compare.assemble import tensor_kinds
+from diag.pipeline.compare.kinds import tensor_kinds
 from diag.pipeline.prepare import Planned
 from diag.pipeline.search.first_order import predicted_damages
 from diag.pipeline.search.local import local_errors
