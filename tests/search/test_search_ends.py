@@ -46,3 +46,10 @@ def test_a_target_between_the_ends_is_searched(place: Workplace) -> None:
     result = place.pin("searched")
     assert result.search.outcome == "found"
     assert (place.folder / "searched" / "ranking.json").exists()
+
+
+def test_a_spent_budget_has_measured_the_likeliest_first_and_says_what_it_left_out(place: Workplace) -> None:
+    ranking = rank_layers(place.settings("hurried", budget_s=1e-6), Silent())
+    assert (ranking.batches, ranking.settled) == (1, False)
+    assert ranking.unmeasured == len(ranking.effects) - 1
+    assert ranking.effects[0].candidate.id == place.planted.culprit

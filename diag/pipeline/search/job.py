@@ -10,6 +10,7 @@ from diag.pipeline.engine.builds import Builds
 from diag.pipeline.search.choose import both_ends, choose, frontier, judge_start, sureness
 from diag.pipeline.search.confirm import builds_on, confirm
 from diag.pipeline.search.on_builds import OnBuilds
+from diag.pipeline.search.order import order_scores
 from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.plans import raised_format, rivals
 from diag.pipeline.search.ranking_file import write_ranking
@@ -136,6 +137,7 @@ def _ranked(search: Search, progress: Progress) -> Ranking:
             progress,
             search.settings.budget_s / 2,  # the other half is for choosing
             lambda sets, batch: search.variants.ahead((low, batch) for low in sets),
+            order_scores(search, progress),
         )
     path = Path(search.settings.out) / RANKING_FILE
     write_ranking(path, search.key, target, ranking, search.planned.model, search.planned.roles)
