@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -18,17 +19,22 @@ from diag.compare.split import engine_rules
 from diag.engines.build import BuildOptions, build_tensorrt
 from diag.engines.debug_tensors import make_listener
 from diag.engines.gpu import find_gpus
-from diag.engines.runner import OnnxRuntimeRunner, TensorRtRunner, timed
+from diag.engines.onnxruntime import Array
+from diag.engines.runner import Feed, OnnxRuntimeRunner, TensorRtRunner, timed
 from diag.engines.stamp import Identity, read_stamp, write_stamp
 from diag.engines.tf32 import emulate_tf32
 from diag.errors import EngineError
 from diag.feeds import open_feeds
+from diag.gate.threshold import parse_threshold
 from diag.model.save import save_model
 from diag.numerics.measured import TensorKind, measure_tensor
 from diag.numerics.metrics import error_metrics
+from diag.pipeline.engine.builds import EngineBuilds, Runs
 from diag.pipeline.engine.run import output_gaps
 from diag.pipeline.engine.stage import EngineSettings, Subject, compare_engine
 from diag.pipeline.prepare import Planned, calibrate, plan_on
+from diag.pipeline.search.job import pin_layers
+from diag.pipeline.search.settings import SearchSettings
 from diag.plan.schema import plan_for_format
 from diag.progress import Silent
 
@@ -267,6 +273,47 @@ def test_the_listener_reads_every_format_at_its_address(dtype: str) -> None:
     error = held.double().cpu().numpy() - reference
     assert list(listener.found) == ["t"]
     assert listener.found["t"].error_square.sum() == pytest.approx((error**2).sum(), rel=1e-4)
+
+
+class OneWrongLayer(EngineBuilds):
+    """Built and run on the GPU, with noise as large as the signal added where the first layer is in INT8."""
+
+    @contextmanager
+    def open(self, subject: Subject, identity: Identity) -> Iterator[Runs]:
+        with super().open(subject, identity) as engine:
+            wrong = subject.typed.formats["first"] == "int8"
+            yield Noisy(engine) if wrong else engine
+
+
+@dataclass(frozen=True)
+class Noisy:
+    engine: Runs
+
+    def run(self, feed: Feed) -> dict[str, Array]:
+        noise = np.random.default_rng(0).standard_normal((BATCH, WIDTH))
+        return {name: a + noise * a.std() for name, a in self.engine.run(feed).items()}
+
+
+@pytest.mark.parametrize(("kind", "pins"), [(EngineBuilds, []), (OneWrongLayer, ["first"])])
+def test_pins_are_confirmed_and_repaired_on_builds(
+    folder: Path, tmp_path: Path, kind: type[EngineBuilds], pins: list[str]
+) -> None:
+    data = SearchSettings(
+        str(folder / "model.onnx"),
+        str(folder / "data"),
+        str(tmp_path),
+        (parse_threshold("sqnr_db>=15"),),
+        format="int8",
+        confirm="tensorrt",
+    )
+    found = pin_layers(data, Silent(), kind(EngineSettings("tensorrt", opt_level=1)))
+    assert (found.search.pins, found.met, found.on_engine) == (pins, True, True)
+    assert found.builds is not None
+    assert found.builds.found.builds <= found.builds.found.limit
+    assert found.report is not None
+    assert found.report.outputs[0].engine["sqnr_db"] >= 15  # of the engine that ships, which is wrong nowhere
+    assert read_stamp(tmp_path / "model.engine").identity.plan_sha256 == found.report.plan.sha256
+    assert not (tmp_path / ".builds").exists()
 
 
 def test_the_engine_stage(case: Make, folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from diag.pipeline.engine.stage import (
 )
 from diag.pipeline.settings import EngineSettings
 
-FOLDER = "builds"
+FOLDER = ".builds"
 """Of the engines of a search that is under way, in its folder."""
 
 
@@ -95,14 +96,16 @@ class EngineBuilds:
     def runs(self) -> bool:
         return self.name == "tensorrt" or runs_here(self.settings)
 
-    @contextmanager
-    def open(self, subject: Subject, identity: Identity) -> Iterator[TensorRtRunner]:
+    def build(self, subject: Subject, identity: Identity) -> Path:
+        """Write the typed model and build it. Raises EngineError."""
         output_folder(subject.out / FOLDER)
         save_model(subject.typed.for_engines, subject.typed.weights, subject.out / TYPED_FILE)
-        built = built_engine(
-            subject, self.settings, identity, f"{FOLDER}/{_path(subject.out, identity).name}"
-        )
-        with TensorRtRunner(built.path) as runner:
+        name = _path(subject.out, identity).relative_to(subject.out)
+        return built_engine(subject, self.settings, identity, str(name)).path
+
+    @contextmanager
+    def open(self, subject: Subject, identity: Identity) -> Iterator[Runs]:
+        with TensorRtRunner(self.build(subject, identity)) as runner:
             yield runner
 
     def suspects(self, out: Path, identity: Identity, model: Model) -> tuple[str, ...]:
@@ -131,8 +134,7 @@ class EngineBuilds:
             for file in sorted(engine.parent.glob(f"{engine.name}*")):
                 file.replace(final.with_name(final.name + file.name.removeprefix(engine.name)))
             write_stamp(final, replace(stamp, log=final.name + LOG_SUFFIX))
-        for file in (out / FOLDER).glob("*"):
-            file.unlink()
+        shutil.rmtree(out / FOLDER, ignore_errors=True)
 
 
 def _path(out: Path, identity: Identity) -> Path:

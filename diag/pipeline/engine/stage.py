@@ -174,7 +174,7 @@ def built_engine(
         target = settings.compute_capability or default_target()
         result = build_rtx(onnx, path, compute_capability=target, options=options, identity=identity)
     stamp = check_stamp(path, identity)
-    return Engine(path, stamp, result.kernels, path.with_name(name + LOG_SUFFIX))
+    return Engine(path, stamp, result.kernels, path.with_name(path.name + LOG_SUFFIX))
 
 
 def _run(
