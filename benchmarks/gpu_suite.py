@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.child:
         return _child(args)
     deadline = time.monotonic() + args.minutes * 60
-    machine = _machine(args)
+    machine = machine_facts(args)
     children = {name: _start(name, number, args) for number, name in enumerate(args.only)}
     while any(child.poll() is None for child in children.values()) and time.monotonic() < deadline:
         time.sleep(2)
@@ -128,7 +128,7 @@ def _collected(
 
 def _write(args: argparse.Namespace, found: Found) -> None:
     """Both files, whole or not at all."""
-    texts = {"gpu_suite.json": json.dumps(_plain(found), indent=1, allow_nan=False) + "\n"}
+    texts = {"gpu_suite.json": json.dumps(plain(found), indent=1, allow_nan=False) + "\n"}
     texts["gpu_suite.md"] = markdown(found)
     for name, text in texts.items():
         partial = args.out / f".{name}.partial"
@@ -136,18 +136,19 @@ def _write(args: argparse.Namespace, found: Found) -> None:
         partial.replace(args.out / name)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Values that JSON knows: NaN and infinity become words."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _machine(args: argparse.Namespace) -> Found:
+def machine_facts(args: argparse.Namespace) -> Found:
+    """The GPU, the libraries and the options of a run."""
     from diag.engines.gpu import find_gpus
 
     versions = {"python": platform.python_version()}
@@ -194,7 +195,7 @@ class _Parts:
         """Write what is known of a part."""
         self.found[name] = part
         partial = self._file.with_suffix(".partial")
-        partial.write_text(json.dumps(_plain(self.found)), encoding="utf-8")
+        partial.write_text(json.dumps(plain(self.found)), encoding="utf-8")
         partial.replace(self._file)
         print(f"{name}: {part['status']} after {part['seconds']:.1f} s {part.get('reason', '')}", flush=True)
 
@@ -212,13 +213,13 @@ def _child(args: argparse.Namespace) -> int:
     work = args.work / name
     work.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    if not parts.run("model", 0, lambda: _prepare(name, args, paths)):
+    if not parts.run("model", 0, lambda: prepare(name, args, paths)):
         return 1
     bench = gpu_parts.Bench(
         name,
         paths[0],
-        _data(args.data / name, "eval", "en"),
-        _data(args.data / name, "calib"),
+        data_folder(args.data / name, "eval", "en"),
+        data_folder(args.data / name, "calib"),
         work,
         Rehearsal() if args.cpu_rehearsal else TensorRt(),
         args.batches,
@@ -243,7 +244,7 @@ def _child(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare(name: str, args: argparse.Namespace, paths: list[Path]) -> Found:
+def prepare(name: str, args: argparse.Namespace, paths: list[Path]) -> Found:
     """Where the model is: a file in the folder, one that a package carries, or exported here."""
     given = args.models / f"{name}.onnx"
     carried = args.models / _PACKAGES[name] / "models" / "vit_s_focus.onnx"
@@ -260,7 +261,7 @@ def _prepare(name: str, args: argparse.Namespace, paths: list[Path]) -> Found:
     return {"path": "exported here"}
 
 
-def _data(folder: Path, *names: str) -> Path:
+def data_folder(folder: Path, *names: str) -> Path:
     """The split's folder, or the only one there is."""
     return next((folder / name for name in names if (folder / name).is_dir()), folder)
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_suite import _Parts, _plain
+from benchmarks.gpu_suite import _Parts, plain
 from benchmarks.gpu_table import markdown
 from benchmarks.gpu_time import OutOfTime
 
@@ -91,6 +91,6 @@ def test_lost_values_have_a_row_too() -> None:
 
 
 def test_json_has_no_nan() -> None:
-    plain = _plain({"a": [math.nan, -math.inf, 1.5, True, None], 3: Path("x")})
-    assert plain == {"a": ["NaN", "-Infinity", 1.5, True, None], "3": "x"}
-    json.dumps(plain, allow_nan=False)
+    found = plain({"a": [math.nan, -math.inf, 1.5, True, None], 3: Path("x")})
+    assert found == {"a": ["NaN", "-Infinity", 1.5, True, None], "3": "x"}
+    json.dumps(found, allow_nan=False)

@@ -90,7 +90,7 @@ class EngineBuilds:
     def identity(self) -> str:
         trt = load("tensorrt" if self.name == "tensorrt" else "tensorrt-rtx")
         gpus = [gpu.name for gpu in find_gpus()[:1]]
-        return "\n".join([self.name, str(trt.__version__), *gpus, repr(self.settings)])
+        return "\n".join([self.name, str(trt.__version__), *gpus, repr(replace(self.settings, timeout_s=0))])
 
     @property
     def runs(self) -> bool:

@@ -18,7 +18,7 @@ from diag.pipeline.engine.builds import Builds, EngineBuilds, Runs
 from diag.pipeline.engine.stage import Subject
 from diag.pipeline.prepare import read_scales
 from diag.pipeline.search.choose import can_afford, sureness
-from diag.pipeline.search.on_builds import BuildTrial, OnBuilds, values_of
+from diag.pipeline.search.on_builds import BuildTrial, OnBuilds, pins_text, values_of
 from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.plans import Weighed, pinned, weigh
 from diag.pipeline.search.report import Found, prove
@@ -132,9 +132,9 @@ class _Trials:
 
     def _holds(self, ids: frozenset[str], fmt: str) -> bool:
         """Build and run; a plan that cannot be built does not hold, unless it is the first."""
-        plan, count = self._plan(ids, fmt), len(ids)
+        plan, pins = self._plan(ids, fmt), tuple(self._named(ids))
         try:
-            metrics = self._measured(plan, count)
+            metrics = self._measured(plan, pins_text(pins))
         except EngineError as error:
             if not self._made:
                 raise
@@ -143,19 +143,20 @@ class _Trials:
             values = values_of(metrics, self._search.target.bounds)
         met = self._search.target.met(metrics)
         self._metrics[plan_sha256(plan)] = metrics
-        self._made.append(BuildTrial(tuple(self._named(ids)), fmt, values, met))
-        self._progress.note(f"{count} pins on {self._builds.name}: {values}: {'holds' if met else 'misses'}")
+        self._made.append(BuildTrial(pins, fmt, values, met))
+        said = f"{pins_text(pins)} on {self._builds.name}: {values}: {'holds' if met else 'misses'}"
+        self._progress.note(said)
         self._keep_only(plan, met)
         return met
 
-    def _measured(self, plan: Plan, count: int) -> Metrics:
+    def _measured(self, plan: Plan, pins: str) -> Metrics:
         """Metrics of the engine over the report's batches, from an earlier run where that built it."""
         variants, key = self._search.variants, frozenset({plan_sha256(plan)})
         outcomes = [self._store.find(key, batch) for batch in self._batches]
         known = [outcome for outcome in outcomes if outcome is not None]
         if len(known) == len(outcomes):
             return variants.total(known)
-        self._progress.start(f"building with {self._builds.name}: {count} pins", None)
+        self._progress.start(f"building with {self._builds.name}: {pins}", None)
         measured = []
         with self._builds.open(self._subject(plan), self.identity(plan)) as engine:
             for batch in self._batches:

@@ -54,12 +54,14 @@ class OnBuilds:
         if self.found.outcome == "held":
             return ""
         asked = (
-            f"{_pins(self.emulated)} that the emulation asks for" if self.emulated else "no pins, as emulated"
+            f"{pins_text(self.emulated)} that the emulation asks for"
+            if self.emulated
+            else "no pins, as emulated"
         )
         if self.repaired:
             return f" on {self.engine}, found on builds: with {asked} it misses there"
         if self.too_dear:
-            count = _pins(self.found.pins)
+            count = pins_text(self.found.pins)
             return f", but not on {self.engine}: there it needs {count}, more than the ceiling allows"
         return f", but not on {self.engine}: it misses there with {asked}{self._all}"
 
@@ -77,7 +79,9 @@ class OnBuilds:
             return f"Not verified on the engine, after {built}."
         if self.found.minimal:
             return f"1-minimal on builds: taking any pin away misses the target ({built})."
-        limit = f"{self.found.limit} are the limit for {_pins(self.found.pins)} among {self.groups} groups"
+        limit = (
+            f"{self.found.limit} are the limit for {pins_text(self.found.pins)} among {self.groups} groups"
+        )
         return f"Verified on builds, not proven minimal ({built}; {limit})."
 
     @property
@@ -86,7 +90,7 @@ class OnBuilds:
         return [f"Build {number}: {self._line(t)}" for number, t in enumerate(self.trials, start=1)]
 
     def _line(self, trial: BuildTrial) -> str:
-        words = _pins(trial.pins) + (f" in {trial.format.upper()}" if trial.pins else "")
+        words = pins_text(trial.pins) + (f" in {trial.format.upper()}" if trial.pins else "")
         return f"{words}: {trial.values}: {'holds' if trial.met else 'misses'}."
 
     def as_dict(self) -> dict[str, Any]:
@@ -122,7 +126,8 @@ def _lost(values: dict[str, float]) -> str:
     return f" ({lost:.0f} values not finite)" if lost else ""
 
 
-def _pins(pins: Sequence[str]) -> str:
+def pins_text(pins: Sequence[str]) -> str:
+    """`no pins`, `1 pin`, `2 pins`."""
     return "1 pin" if len(pins) == 1 else f"{len(pins) or 'no'} pins"
 
 
