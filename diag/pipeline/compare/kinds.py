@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from diag.engines.reference import Trust
+from diag.errors import UsageError
+from diag.gate.threshold import Threshold
 from diag.model.graph import Layer, Model, TensorInfo
 from diag.numerics.measured import TensorKind
 from diag.pipeline.prepare import Planned
@@ -29,6 +31,22 @@ def tensor_kinds(planned: Planned, trust: Trust) -> dict[str, TensorKind]:
             elif layer.op_type in ("Conv", "ConvTranspose"):
                 kinds[name] = TensorKind(convolution=True)
     return kinds
+
+
+def require_metrics(
+    thresholds: Iterable[Threshold], outputs: Collection[str], kinds: Mapping[str, TensorKind]
+) -> None:
+    """Refuse thresholds on a metric that none of their outputs has. Raises UsageError."""
+    for threshold in thresholds:
+        chosen = [kinds.get(name, TensorKind()) for name in outputs if threshold.output in (None, name)]
+        decisions, distributions = any(k.decides for k in chosen), any(k.kind != "values" for k in chosen)
+        has = {"top1": decisions, "flips": decisions, "kl": distributions}
+        if not has.get(threshold.metric, True):
+            raise UsageError(
+                f"no output has {threshold.metric}, which {str(threshold)!r} asks for: "
+                "it is measured of a head's logits and of a softmax at the end of the model",
+                "Choose a metric of values, such as cosine or sqnr_db.",
+            )
 
 
 def _holds_classes(model: Model, types: Mapping[str, TensorInfo], tensor: str) -> bool:

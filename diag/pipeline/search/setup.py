@@ -20,7 +20,7 @@ from diag.gate.threshold import require_outputs
 from diag.model import shapes
 from diag.model.graph import Model
 from diag.numerics.table import METRICS
-from diag.pipeline.compare.kinds import tensor_kinds
+from diag.pipeline.compare.kinds import require_metrics, tensor_kinds
 from diag.pipeline.prepare import Planned, before_last_third, calibrate, choose_plan, plan_on
 from diag.pipeline.search.cheap import CheapScores, cheap_scores
 from diag.pipeline.search.outcome import BY_CHANNEL
@@ -94,10 +94,13 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
     metric = _metric(settings)
     planned = plan_on(settings.model, choose_plan(settings.plan, settings.format))
     model = planned.model
-    require_outputs(settings.target, [n for n, info in model.outputs.items() if info.is_float])
+    outputs = [n for n, info in model.outputs.items() if info.is_float]
+    require_outputs(settings.target, outputs)
     data = _data(settings, model)
     progress.start("examining the FP32 reference", None)
     trust = examine(model, data.batches[0], planned.types)
+    kinds = tensor_kinds(planned, trust)
+    require_metrics(settings.target, outputs, kinds)
     calibrating = open_feeds(settings.data, model.inputs, settings.limit, labelled=metric is not None)
     table, _ = calibrate(planned, calibrating, settings.calibration, progress)
     table_path = settings.calibration or ""
@@ -118,7 +121,6 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
     # What is lowered throughout is part of every trial; it depends on the ranking that was handed in.
     by_channel = any(t.metric == BY_CHANNEL for t in settings.target)
     store = TrialStore(out / TRIALS_FILE, "\n".join([key, f"{by_channel}", *sorted(switchable.always_low)]))
-    kinds = tensor_kinds(planned, trust)
     variants = Variants(switchable, data.batches, kinds, store, metric, data.labels, by_channel)
     shaped = {name: tuple(array.shape) for name, array in data.batches[0].items()}
     concrete = shapes.infer(model, shapes.bind(model, shaped), trust.shape_values)
