@@ -53,11 +53,9 @@ class OnBuilds:
         """What the verdict says of it; empty where the first build held."""
         if self.found.outcome == "held":
             return ""
-        asked = (
-            f"{pins_text(self.emulated)} that the emulation asks for"
-            if self.emulated
-            else "no pins, as emulated"
-        )
+        asked = "no pins, as emulated"
+        if self.emulated:
+            asked = f"the {pins_text(self.emulated)} of the emulation in {self.trials[0].format.upper()}"
         if self.repaired:
             return f" on {self.engine}, found on builds: with {asked} it misses there"
         if self.too_dear:
@@ -74,7 +72,8 @@ class OnBuilds:
         """How far the set is proven on builds."""
         built = f"{_builds(self.found.builds)} on {self.engine}"
         if self.found.outcome == "held":
-            return f"Verified on the engine with {built}; that no pin can go is proven on the emulation."
+            asked = "; whether a pin can go was asked of the emulation alone" if self.emulated else ""
+            return f"Verified on the engine with {built}{asked}."
         if not self.repaired:
             return f"Not verified on the engine, after {built}."
         if self.found.minimal:
@@ -91,6 +90,9 @@ class OnBuilds:
 
     def _line(self, trial: BuildTrial) -> str:
         words = pins_text(trial.pins) + (f" in {trial.format.upper()}" if trial.pins else "")
+        gone = set(self.found.pins) - set(trial.pins)
+        if self.repaired and len(gone) == 1 and set(trial.pins) < set(self.found.pins):
+            words += f", those found without {gone.pop()}"
         return f"{words}: {trial.values}: {'holds' if trial.met else 'misses'}."
 
     def as_dict(self) -> dict[str, Any]:
