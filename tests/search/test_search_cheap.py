@@ -146,6 +146,19 @@ def test_ranks_are_averaged() -> None:
     }
 
 
+def test_what_destroys_values_comes_first() -> None:
+    found = CheapScores({"a": math.inf, "b": 2.0, "c": 1.0}, crest={"a": 1.0, "b": 2.0, "c": 9.0})
+    assert found.combined == {"a": math.inf, "b": 2.0, "c": 2.0}
+    predicted = CheapScores({"a": math.inf, "b": 2.0}, gradient={"a": 0.0, "b": 3.0})
+    assert predicted.combined == {"a": math.inf, "b": 3.0}
+
+
+def test_a_budget_that_local_errors_spend_leaves_no_gradient(tmp_path: Path) -> None:
+    found = score(linear_search(tmp_path), Silent(), limit_s=0.0)
+    assert found.gradient == {}
+    assert found.combined.keys() == {"m0", "m1", "m2"}
+
+
 def test_the_screen_keeps_what_destroys_values_and_the_largest_scores() -> None:
     ids = [f"l{n}" for n in range(400)]
     candidates = [Candidate(i, frozenset([i])) for i in ids]

@@ -6,6 +6,7 @@ How well each of them orders is measured by benchmarks/search_cheap_scores.py.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -41,8 +42,12 @@ class CheapScores:
 
     @property
     def combined(self) -> Scores:
-        """The prediction where there is one, which no other score improves; else the mean of the ranks."""
-        return self.gradient or mean_ranks([s for s in (self.local, self.crest) if s])
+        """The prediction where there is one, which no other score improves; else the mean of the ranks.
+
+        Infinite where values are destroyed.
+        """
+        scores = self.gradient or mean_ranks([s for s in (self.local, self.crest) if s])
+        return {i: math.inf if math.isinf(self.local[i]) else score for i, score in scores.items()}
 
 
 def cheap_scores(
@@ -58,20 +63,20 @@ def cheap_scores(
 ) -> CheapScores:
     """Scores of all candidates; gradients are taken on the first batch.
 
-    `limit_s` is what gradients may take; when it is spent, fewer backward passes have to do.
+    When `limit_s` is spent, fewer backward passes have to do; spent before the first one, there are none.
     """
+    ends = time.monotonic() + limit_s
     progress.start(f"scoring {len(candidates)} candidates by local error", len(batches))
     keep = frozenset().union(*(c.layers for c in candidates)) if has_torch() else frozenset()
     found = local_errors(planned, lowered, batches, trust, progress, keep)
     local = {c.id: max(found.noise.get(layer, 0.0) for layer in c.layers) for c in candidates}
     gradient: Scores = {}
     try:
-        if has_torch() and found.errors is not None:
+        if has_torch() and found.errors and time.monotonic() < ends:
             kinds = tensor_kinds(planned, trust)
             gradient = predicted_damages(
-                planned, candidates, found.errors, batches[0], target, kinds, progress, limit_s
+                planned, candidates, found.errors, batches[0], target, kinds, progress, ends
             )
-            gradient = {i: math.inf if math.isinf(local[i]) else score for i, score in gradient.items()}
     except EngineError as error:
         progress.note(f"the order rests on local errors: {error}")
     return CheapScores(local, crest_factors(planned, candidates, table), gradient)

@@ -34,13 +34,13 @@ def predicted_damages(
     target: Target,
     kinds: Mapping[str, TensorKind],
     progress: Progress,
-    limit_s: float = math.inf,
+    ends: float = math.inf,
 ) -> dict[str, float]:
     """Predicted damage (see `Target.damage`) of each candidate, by id; infinite where it destroys values.
 
     `errors` are those of `diag.pipeline.search.local`. A metric that has no quadratic form (the user's own)
-    is ordered by noise over signal. When `limit_s` is spent, fewer passes have to do. Raises EngineError when
-    there are no gradients.
+    is ordered by noise over signal. After `ends` (by time.monotonic) one pass for each quantity has to do.
+    Raises EngineError when there are no gradients.
     """
     graph = Autograd(planned.model, planned.types, feed, errors)
     tensors = [[t for n in c.layers for t in planned.model.layer_by_id[n].outputs] for c in candidates]
@@ -49,9 +49,8 @@ def predicted_damages(
     costs: dict[str, dict[Quantity, NDArray[np.float64]]] = {}
     for output, quantity in wanted:
         kind = kinds.get(output, TensorKind()).kind
-        until = time.monotonic() + limit_s / len(wanted)
         costs.setdefault(output, {})[quantity] = _mean_squares(
-            graph, errors, tensors, (output, quantity, kind), until, progress
+            graph, errors, tensors, (output, quantity, kind), ends, progress
         )
     lost = {name for name, error in errors.items() if not np.isfinite(error).all()}
     return {
@@ -81,14 +80,14 @@ def _mean_squares(
     errors: Mapping[str, Array],
     tensors: Sequence[Sequence[str]],
     wanted: tuple[str, Quantity, Kind],
-    until: float,
+    ends: float,
     progress: Progress,
 ) -> NDArray[np.float64]:
     """For each candidate (its output tensors), the mean square of its error's random components."""
     output, quantity, kind = wanted
     reference, random = graph.reference[output], np.random.default_rng(0)
     squares: list[list[float]] = []
-    while len(squares) < PROBES and (not squares or time.monotonic() < until):
+    while len(squares) < PROBES and (not squares or time.monotonic() < ends):
         signs = random.choice([-1.0, 1.0], reference.shape)
         products = graph.products(errors, {output: probe(quantity, kind, reference, signs)})
         squares.append([sum(products.get(tensor, 0.0) for tensor in made) ** 2 for made in tensors])

@@ -11,7 +11,7 @@ from diag.pipeline.search.setup import Search
 from diag.progress import Progress
 
 _SHARE = 0.1
-"""Of the budget, what gradients may take."""
+"""Of the budget, what scores may take."""
 
 
 def order_scores(search: Search, progress: Progress) -> Scores:
