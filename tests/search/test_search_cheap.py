@@ -97,7 +97,7 @@ def test_an_operator_without_gradient_leaves_the_other_scores_and_a_note(tmp_pat
     found = score(linear_search(tmp_path, last="Round"), notes)
     assert found.gradient == {}
     assert set(found.combined) == {"m0", "m1", "m2"}
-    assert notes.notes == ["the order rests on local errors: no gradient of operator Round is known."]
+    assert notes.notes == ["candidates are ordered by local errors: no gradient of operator Round is known."]
 
 
 @pytest.mark.parametrize("torch", [False, pytest.param(True, marks=needs_torch)])
@@ -154,8 +154,16 @@ def test_what_destroys_values_comes_first() -> None:
 
 
 def test_a_budget_that_local_errors_spend_leaves_no_gradient(tmp_path: Path) -> None:
-    found = score(linear_search(tmp_path), Silent(), limit_s=0.0)
+    notes = Notes()
+    found = score(linear_search(tmp_path), notes, limit_s=0.0)
     assert found.gradient == {}
+    why = (
+        "the budget is too short for gradients"
+        if has_torch()
+        else "gradients, which order better, need PyTorch"
+    )
+    assert len(notes.notes) == 1
+    assert why in notes.notes[0]
     assert found.combined.keys() == {"m0", "m1", "m2"}
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from diag.calibration.table import CalibrationTable, TensorRange
+from diag.compare.record import Array
 from diag.engines.autograd import has_torch
 from diag.engines.reference import Trust
 from diag.errors import EngineError
@@ -20,7 +21,7 @@ from diag.model.graph import Model
 from diag.pipeline.compare.kinds import tensor_kinds
 from diag.pipeline.prepare import Planned
 from diag.pipeline.search.first_order import predicted_damages
-from diag.pipeline.search.local import local_errors
+from diag.pipeline.search.local import LocalErrors, local_errors
 from diag.progress import Progress
 from diag.search.rank import Candidate
 from diag.search.target import Target
@@ -72,14 +73,23 @@ def cheap_scores(
     local = {c.id: max(found.noise.get(layer, 0.0) for layer in c.layers) for c in candidates}
     gradient: Scores = {}
     try:
-        if has_torch() and found.errors and time.monotonic() < ends:
-            kinds = tensor_kinds(planned, trust)
-            gradient = predicted_damages(
-                planned, candidates, found.errors, batches[0], target, kinds, progress, ends
-            )
+        errors = _usable(found, ends)
+        kinds = tensor_kinds(planned, trust)
+        gradient = predicted_damages(planned, candidates, errors, batches[0], target, kinds, progress, ends)
     except EngineError as error:
-        progress.note(f"the order rests on local errors: {error}")
+        progress.note(f"candidates are ordered by local errors: {error}")
     return CheapScores(local, crest_factors(planned, candidates, table), gradient)
+
+
+def _usable(found: LocalErrors, ends: float) -> Mapping[str, Array]:
+    """The errors to carry to the outputs. Raises EngineError when there are no gradients of them."""
+    if not has_torch():
+        raise EngineError("gradients, which order better, need PyTorch", 'pip install "trtdiag[torch]"')
+    if found.errors is None:
+        raise EngineError("those of one batch are too large to keep for gradients")
+    if time.monotonic() >= ends:
+        raise EngineError("the budget is too short for gradients")
+    return found.errors
 
 
 def crest_factors(
