@@ -17,7 +17,7 @@ def check_weights(operands: Sequence[Operand], formats: Mapping[str, str]) -> It
     """Layers whose weight, by output channel and min-max, is below the rules' SQNR in its format."""
     bad = {}
     for operand in operands:
-        sqnr = _sqnr_db(operand, formats[operand.layer]) if operand.weight is not None else None
+        sqnr = weight_sqnr_db(operand, formats[operand.layer]) if operand.weight is not None else None
         if sqnr is not None and sqnr < lint_rules().operand_sqnr_db:
             bad[operand.layer] = sqnr
     names = sorted(bad, key=bad.__getitem__)
@@ -58,7 +58,7 @@ def check_activations(
     )
 
 
-def _sqnr_db(operand: Operand, fmt: str) -> float | None:
+def weight_sqnr_db(operand: Operand, fmt: str) -> float | None:
     """SQNR of the weight itself in dB; None when it is zero or exact."""
     assert operand.weight is not None and operand.channel_axis is not None
     values = np.asarray(operand.weight, np.float32)
