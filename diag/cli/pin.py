@@ -28,10 +28,12 @@ from diag.cli.search_options import (
 )
 from diag.compensation.credits import credit_lines
 from diag.pipeline.search.compensated import CompensatedPins, pin_compensated
+from diag.pipeline.search.explain import pins_of
 from diag.pipeline.search.job import PinResult, pin_layers
 from diag.pipeline.search.on_builds import OnBuilds
 from diag.pipeline.search.outcome import Metrics
-from diag.pipeline.search.settings import RANKING_FILE, SearchSettings
+from diag.pipeline.search.settings import SearchSettings
+from diag.report.schema import Finding
 from diag.search.target import Target as SearchTarget
 
 Compensate = Annotated[
@@ -43,6 +45,7 @@ Compensate = Annotated[
 ]
 
 _SHOWN = 12
+REPORT_FILE = "report.json"
 
 NAME = "pin"
 HELP = "Find the smallest set of layers to keep in higher precision so that a target holds, and prove it."
@@ -138,6 +141,7 @@ def _body(result: PinResult) -> dict[str, object]:
         "met_on_engine": result.on_engine,
         "on_builds": result.builds.as_dict() if result.builds else None,
         "pins": result.search.pins,
+        "pins_explained": [_explained(pin) for pin in pins_of(result.report)] if result.report else [],
         "idle": sorted(result.search.idle),
         "format": result.format,
         "minimal": result.search.minimal,
@@ -147,6 +151,13 @@ def _body(result: PinResult) -> dict[str, object]:
         "trials": result.trials,
         "forward_equivalents": result.forward_equivalents,
     }
+
+
+def _explained(pin: Finding) -> dict[str, object]:
+    """A pin's finding as JSON, in the report's own words."""
+    return pin.model_dump(
+        include={"layers", "kind", "title", "evidence", "share_removed", "share_reproduced"}
+    )
 
 
 def _text(result: PinResult, target: SearchTarget, out: str) -> str:
@@ -186,24 +197,25 @@ def _on_builds(builds: OnBuilds, confirmed: bool) -> str:
 
 
 def _pins(result: PinResult) -> list[str]:
-    """A line for each of the first pins: what it does alone, and what is to be said of it."""
-    if result.search.outcome == "not-needed" or result.report is None:
-        return []
-    effects = {effect.candidate.id: effect for effect in result.ranking.effects}
-    total, lines = result.ranking.total or 1.0, []
-    for pin in result.search.pins[:_SHOWN]:
-        if pin not in effects:  # found on builds: nothing was ranked
-            lines.append(f"  {pin}")
-            continue
-        effect = effects[pin]
-        mark = f"  (unstable: {result.unstable[pin]})" if pin in result.unstable else ""
-        mark += "  (lowered it buys no time)" if pin in result.search.idle else ""
+    """A few lines for each of the first pins: what it is, what it buys and costs, and why it is needed."""
+    pins = pins_of(result.report) if result.report is not None else []
+    lines = [line for pin in pins[:_SHOWN] for line in _pin_lines(pin)]
+    more = len(pins) - _SHOWN
+    return [*lines, f"  and {more} more, in {REPORT_FILE} and the plan"] if more > 0 else lines
+
+
+def _pin_lines(pin: Finding) -> list[str]:
+    said = pin.evidence
+    lines = [f"  {pin.title}"]
+    if pin.share_reproduced is not None and pin.share_removed is not None:
         lines.append(
-            f"  {pin}: alone it makes {effect.lowered_mean / total:.0%} of the damage, "
-            f"raised alone it removes {effect.raised_mean / total:.0%}{mark}"
+            f"    alone: it makes {pin.share_reproduced:.0%} of the damage, raised alone it removes "
+            f"{pin.share_removed:.0%}"
         )
-    more = len(result.search.pins) - _SHOWN
-    return [*lines, f"  and {more} more, in {RANKING_FILE} and the plan"] if more > 0 else lines
+    named = {"in the set": "in_the_set", "why": "why", "costs": "price", "moves": "together"}
+    lines += [f"    {name}: {said[key]}" for name, key in named.items() if key in said]
+    lines += [f"    {said['idle']}"] if "idle" in said else []
+    return [*lines, *([f"    unstable: {said['unstable']}"] if "unstable" in said else [])]
 
 
 def _numbers(metrics: Metrics) -> str:

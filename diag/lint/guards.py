@@ -51,12 +51,16 @@ def _hazard(lowered: Lowered, severity: Severity, guards: list[_Guard]) -> Hazar
         "small-constant",
         severity,
         names,
-        f"{len(guards)} divisions or logarithms are guarded by a constant that vanishes in {fmt}{reached}: "
+        f"{_many(len(guards))} guarded by a constant that vanishes in {fmt}{reached}: "
         f"first {first.value:.9g} at {first.path[0].id}, before {first.path[-1].id}",
         "Raise the constant (1e-5 is safe in FP16), or keep these layers in FP32.",
         {"layers": len(names), "guards": len(guards), "constant": first.value},
         names if severity != "note" else (),
     )
+
+
+def _many(guards: int) -> str:
+    return "a division or logarithm is" if guards == 1 else f"{guards} divisions or logarithms are"
 
 
 def _severity(model: Model, guard: _Guard, measured: Mapping[str, Extremes]) -> Severity:

@@ -22,10 +22,11 @@ class StepSums:
 
     def update(self, values: Float, axis: int = -1) -> None:
         """Take in one batch, any shape; channels lie along `axis`. What is not finite is left out."""
-        finite = np.where(np.isfinite(values), values, np.float32(0)).astype(np.float32)
-        codes = quantize(finite, np.float32(self.scale), self._format)
-        error = finite - dequantize(codes, np.float32(self.scale))
-        beyond = np.maximum(np.abs(finite) - self.range, 0)
+        finite: Float = np.where(np.isfinite(values), values, np.float32(0)).astype(np.float32)
+        step = np.array(self.scale, np.float32)
+        codes = quantize(finite, step, self._format)
+        error = finite - dequantize(codes, step)
+        beyond: Float = np.maximum(np.abs(finite) - np.float32(self.range), 0)
         self._energy += _energy(finite)
         self._noise += _energy(error)
         self._clipped += _energy(beyond)
@@ -76,7 +77,7 @@ class StepSums:
 
         (-1, 1.0) where there are fewer than three channels, or the number of them changes.
         """
-        if self._channels is None or self._channels.size < 3:  # noqa: PLR2004
+        if self._channels is None or self._channels.size < 3:
             return -1, 1.0
         channel = int(self._channels.argmax())
         median = float(np.median(self._channels))

@@ -1,4 +1,4 @@
-"""Why a layer had to be pinned: the hazard in what it reads, from measurements alone; or that there is none."""
+"""Why a layer had to be pinned: the hazard in what it reads, from measurements; or that there is none."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def _coarse(operand: QuantizedOperand, rules: PinRules) -> Reason | None:
         times = f"{operand.channel_ratio:.3g} times" if math.isfinite(operand.channel_ratio) else "far beyond"
         return Reason(
             "shared-range",
-            f"channel {operand.channel} of its input {operand.tensor} reaches {times} the median channel, and "
-            f"one step serves all: {zeroed}",
+            f"channel {operand.channel} of its input {operand.tensor} reaches {times} the median channel, "
+            f"and one step serves all: {zeroed}",
         )
     if operand.sqnr_db < rules.operand_sqnr_db:
         return Reason(
@@ -126,4 +126,4 @@ def _coarse(operand: QuantizedOperand, rules: PinRules) -> Reason | None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.3g} %"  # noqa: PLR2004
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.3g} %"

@@ -48,8 +48,19 @@ class Target:
         """Like `damage`, but exactly 1 where the target begins to hold, whatever the metric."""
         return max((_damage(bound, outputs, decisions=True) for bound in self.bounds), default=0.0)
 
+    def worst_bound(self, outputs: OutputMetrics) -> Bound:
+        """The bound that these outputs are farthest from, or nearest to missing."""
+        return max(self.bounds, key=lambda bound: _damage(bound, outputs, decisions=True))
+
     def __str__(self) -> str:
         return ", ".join(str(bound) for bound in self.bounds)
+
+
+def answer(bound: Bound, outputs: OutputMetrics) -> float:
+    """The bound's metric at the output where it is worst; NaN where no output has it."""
+    values = [metrics[bound.metric] for metrics in _answers(bound, outputs)]
+    worst = min if bound.op.startswith(">") else max
+    return worst(values, default=math.nan)
 
 
 def _answers(bound: Bound, outputs: OutputMetrics) -> list[Mapping[str, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from diag.gate.threshold import Threshold
 from diag.numerics.table import METRICS
 from diag.pipeline.compare.job import compare
+from diag.pipeline.search.explain import pin_findings
 from diag.pipeline.search.on_builds import OnBuilds
 from diag.pipeline.search.outcome import OWN
 from diag.pipeline.search.plans import Weighed
@@ -19,10 +19,7 @@ from diag.plan.schema import write_plan
 from diag.progress import Progress
 from diag.report.schema import (
     Check,
-    Finding,
     GateResult,
-    Mend,
-    PinInfo,
     Report,
     SearchInfo,
     SearchPoint,
@@ -30,7 +27,8 @@ from diag.report.schema import (
 from diag.search.evidence import Evidence
 from diag.search.frontier import dominated
 from diag.search.pins import PinSearch
-from diag.search.rank import Effect, Ranking
+from diag.search.rank import Ranking
+from diag.search.target import answer
 
 _NOT_BUILT = ("precision-not-built", "pin-not-honoured")
 """Kinds of findings that say that an engine is not what the plan asks for."""
@@ -160,7 +158,10 @@ def confirmed(report: Report, found: Found) -> bool | None:
 
 
 def _amend(report: Report, found: Found) -> None:
-    report.findings = [*_pin_findings(found), *report.findings]
+    report.findings = [
+        *pin_findings(found.search, found.pins, found.ranking, found.format, found.unstable),
+        *report.findings,
+    ]
     report.search = _info(found)
     report.verdict = f"{found.verdict}. {report.verdict}"
     own = found.chosen.metrics.get(OWN)
@@ -213,66 +214,11 @@ def _before_pins(found: Found) -> list[str]:
 
 
 def _point(found: Found, weighed: Weighed, first: Threshold, start: float) -> SearchPoint:
-    answers = [
-        m[first.metric]
-        for name, m in weighed.metrics.items()
-        if first.metric in m and first.output in (None, name)
-    ]
-    worst = min(answers, key=lambda v: v if first.op.startswith(">") else -v, default=math.nan)
     return SearchPoint(
         label=weighed.label,
         kind=weighed.kind,
         pins=weighed.pins,
-        value=worst,
+        value=answer(first, weighed.metrics),
         price=weighed.price / start if start > 0 else 1.0,
         met=found.search.target.met(weighed.metrics),
     )
-
-
-def _pin_findings(found: Found) -> list[Finding]:
-    effects = {effect.candidate.id: effect for effect in found.ranking.effects}
-    return [_pin_finding(found, effects[pin]) for pin in found.pins.pins if pin in effects]
-
-
-def _pin_finding(found: Found, effect: Effect) -> Finding:
-    search, layer = found.search, effect.candidate.id
-    role = search.planned.roles[layer]
-    total = found.ranking.total
-    reproduced, removed = _share(effect.lowered_mean, total), _share(effect.raised_mean, total)
-    place = role.name if role.block is None else f"{role.name} of block {role.block}"
-    formats = search.planned.resolved.formats
-    layers = sorted(effect.candidate.layers, key=lambda n: search.planned.model.layer_by_id[n].index)
-    added = search.prices.raising(layers, formats, found.format)
-    evidence: dict[str, float | str | bool] = {
-        "lowered_damage": effect.lowered_mean,
-        "raised_gain": effect.raised_mean,
-        "price": _price(added, search),
-    }
-    if layer in found.unstable:
-        evidence["unstable"] = found.unstable[layer]
-    return Finding(
-        id=f"pin:{layer}",
-        kind="sensitive-op",
-        severity="warning",
-        layers=layers,
-        title=f"{place} must stay out of {formats[layer].upper()}: {layer}",
-        evidence=evidence,
-        responsible=max(reproduced, removed) >= 0.5 or None,
-        share_removed=removed,
-        share_reproduced=reproduced,
-        mend=Mend(
-            text=f"Kept in {found.format.upper()} by this plan.",
-            pins=[PinInfo(target=layer, format=found.format, reason="measured", layers=len(layers))],
-        ),
-    )
-
-
-def _price(added: float, search: Search) -> str:
-    if search.prices.measured:
-        return f"{added:+.3g} ms"
-    start = search.prices.plan(search.planned.resolved.formats)
-    return f"{added / start if start > 0 else 0.0:+.2%} of the plan's time, estimated"
-
-
-def _share(part: float, total: float) -> float:
-    return part / total if total > 0 and math.isfinite(part) and math.isfinite(total) else 0.0

@@ -87,6 +87,10 @@ class Variants:
         for (low, number), outcome in zip(new, self.workers(new), strict=True):
             self._keep(low, number, outcome)
 
+    def knows(self, low: frozenset[str], batch: int) -> bool:
+        """Whether this trial was made."""
+        return self._find(low, batch) is not None
+
     def outcome(self, low: frozenset[str], batch: int) -> Outcome:
         """What the outputs come to on one batch with the layers of `low` lowered."""
         found = self._find(low, batch)

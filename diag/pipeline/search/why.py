@@ -84,10 +84,10 @@ def _step_sums(search: Search, operands: Sequence[Operand]) -> dict[tuple[str, s
     """Sums of every activation among the operands, by tensor, format and channel axis."""
     planned, sums = search.planned, dict[tuple[str, str, int], StepSums]()
     table = read_scales(planned, search.table or None)
-    for operand in operands if table is not None else ():
-        if operand.weight is None and table is not None:
-            key = _key(search, operand)
-            sums[key] = StepSums(table.scales(key[1], planned.method)[operand.tensor], key[1])
+    keys = {_key(search, operand) for operand in operands if operand.weight is None}
+    if table is not None:
+        scales = {fmt: table.scales(fmt, planned.method) for _, fmt, _ in keys}
+        sums = {key: StepSums(scales[key[1]][key[0]], key[1]) for key in sorted(keys)}
     if sums:
         watcher = Watcher(planned.model, [tensor for tensor, _, _ in sums])
         for batch in _batches(search):
@@ -130,9 +130,9 @@ def _float_reason(search: Search, pin: Candidate, measured: Mapping[str, Extreme
     lowered = Lowered(planned.model, {n: planned.resolved.formats[n] for n in pin.layers})
     roles = {name: role.name for name, role in planned.roles.items()}
     found = worst_first(
-        [
-            *check_ranges(lowered, roles, measured),
+        [  # causes before what comes of them
             *check_guards(lowered, measured),
+            *check_ranges(lowered, roles, measured),
             *check_constants(lowered, planned.plan.constants.out_of_range),
         ]
     )
