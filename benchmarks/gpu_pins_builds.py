@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +14,9 @@ import numpy as np
 from diag.engines.onnxruntime import Array
 from diag.engines.runner import Feed, OnnxRuntimeRunner
 from diag.engines.stamp import Identity
-from diag.model.graph import Model
 from diag.pipeline.engine.builds import EngineBuilds, Runs
 from diag.pipeline.engine.stage import Subject
-from diag.roles import find_roles
+from diag.search.builds import Pointed
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class Rehearsed:
         yield _Worse(OnnxRuntimeRunner.emulation(subject.typed.model), 0.08 * sick)
         self.seconds.append(time.monotonic() - began)
 
-    def suspects(self, out: Path, identity: Identity, model: Model) -> tuple[str, ...]:
+    def suspects(self, subject: Subject, identity: Identity, among: Collection[str]) -> Pointed:
         """As the known issue's kernels would name them."""
-        roles = find_roles(model)
-        return tuple(n for n, role in roles.items() if self.merges and role.name == "qkv_proj")
+        roles = subject.planned.roles
+        return Pointed(tuple(n for n in roles if self.merges and roles[n].name == "qkv_proj"))
 
     def drop(self, out: Path, identity: Identity) -> None:
         """Nothing was written."""

@@ -17,6 +17,16 @@ Holds = Callable[[frozenset[str]], bool]
 _WIDER = 4
 """Growth of the steps: a set that misses narrowly wants one pin more, an engine's defect any of them."""
 
+
+@dataclass(frozen=True)
+class Pointed:
+    """Candidates that the engine itself points at, the likeliest first."""
+
+    ids: tuple[str, ...] = ()
+    builds: int = 0
+    """Built to find out."""
+
+
 Outcome = Literal["held", "repaired", "impossible"]
 
 
@@ -48,7 +58,7 @@ class _Builds:
     def __init__(self, holds: Holds, groups: int, known: Mapping[frozenset[str], bool], spent: int) -> None:
         self._holds = holds
         self._groups = groups
-        self._spent = spent
+        self.spent = spent
         self.tried = dict(known)
 
     def __call__(self, ids: frozenset[str]) -> bool:
@@ -63,7 +73,7 @@ class _Builds:
 
     @property
     def made(self) -> int:
-        return self._spent + len(self.tried)
+        return self.spent + len(self.tried)
 
     def result(self, outcome: Outcome, pins: frozenset[str], order: Sequence[str]) -> BuildSearch:
         minimal = all(self.tried.get(pins - {pin}) is False for pin in pins)
@@ -76,7 +86,7 @@ def search_builds(
     pins: Sequence[str],
     order: Sequence[str],
     holds: Holds,
-    suspects: Callable[[], Sequence[str]] = tuple,
+    suspects: Callable[[], Pointed] = Pointed,
     known: Mapping[frozenset[str], bool] | None = None,
     spent: int = 0,
 ) -> BuildSearch:
@@ -94,8 +104,11 @@ def search_builds(
     first = frozenset(pins)
     if built(first):
         return built.result("held", first, pins)
-    pointed = [i for i in dict.fromkeys(suspects()) if i in order and i not in first]
-    rest = [*pointed, *(i for i in order if i not in first and i not in pointed)]
+    others = [i for i in order if i not in first]
+    hint = suspects() if len(others) > 1 else Pointed()
+    built.spent += hint.builds
+    pointed = [i for i in dict.fromkeys(hint.ids) if i in others]
+    rest = [*pointed, *(i for i in others if i not in pointed)]
     added = _shortest(first, rest, len(pointed), built)
     if added is None:
         return built.result("impossible", first, pins)

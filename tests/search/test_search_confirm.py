@@ -63,7 +63,7 @@ class Compiled(EngineBuilds):
     def open(self, subject: Subject, identity: Identity) -> Iterator[Runs]:
         engine = self.build(subject, identity)
         self.plans.append(identity.plan_sha256)
-        self.left.append({file.name[:16] for file in engine.parent.glob("*.engine")})
+        self.left.append({file.name for file in engine.parent.glob("*.engine")})
         right = subject.typed.formats[self.needs] != "int8"
         yield _Zeros(OnnxRuntimeRunner.emulation(subject.typed.model), 1.0 if right else 0.0)
 
@@ -83,8 +83,10 @@ def test_every_set_is_compiled_and_the_last_one_ships(tmp_path: Path) -> None:
     assert found.met
     assert set(found.search.pins) == {*emulated.search.pins, needed}
     assert found.builds is not None
-    assert len(builds.plans) == found.builds.found.builds <= found.builds.found.limit
-    assert all(len(left) <= 3 for left in builds.left)  # the first, the last that held, the one under trial
+    # One more is built to be listened to, which needs its GPU: that answer is missing, the search goes on.
+    assert len(builds.plans) + 1 == found.builds.found.builds <= found.builds.found.limit
+    # The first, that one, the last that held, the one under trial.
+    assert all(len(left) <= 4 for left in builds.left)
     out = tmp_path / "out"
     assert not (out / ".builds").exists()
     assert found.report is not None
@@ -103,7 +105,6 @@ def test_an_engine_of_another_plan_is_not_taken_for_this_one(tmp_path: Path) -> 
     assert builds.kept(tmp_path / "out", identity) == str(tmp_path / "out" / "model.engine")
     other = Identity(identity.model_sha256, "0" * 64, identity.table_sha256)
     assert builds.kept(tmp_path / "out", other) == "tensorrt-rtx"
-    assert builds.suspects(tmp_path / "out", identity, None) == ()  # type: ignore[arg-type]  # RTX has none
 
 
 def test_without_confirming_nothing_is_said_of_an_engine(tmp_path: Path) -> None:

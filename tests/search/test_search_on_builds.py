@@ -12,7 +12,7 @@ from diag.search.builds import BuildSearch
 
 FIRST = BuildTrial(("a",), "fp16", "cosine 0.9", False)
 GOOD = BuildTrial(("a", "b"), "fp16", "cosine 0.995", True)
-FOUND = BuildSearch("repaired", ("a", "b"), True, 4, 6)
+FOUND = BuildSearch("repaired", ("a", "b"), True, 2, 6)
 REPAIRED = OnBuilds("tensorrt", FOUND, "fp16", ("a",), (FIRST, GOOD), 4, {})
 
 
@@ -22,7 +22,7 @@ def test_a_repair_names_what_missed_and_how_far_it_is_proven() -> None:
         " on tensorrt, found on builds: with the 1 pin of the emulation in FP16 it misses there"
     )
     assert (
-        REPAIRED.proof == "1-minimal on builds: taking any pin away misses the target (4 builds on tensorrt)."
+        REPAIRED.proof == "1-minimal on builds: taking any pin away misses the target (2 builds on tensorrt)."
     )
     assert REPAIRED.notes == [
         "Build 1: 1 pin in FP16, those found without b: cosine 0.9: misses.",
@@ -38,7 +38,7 @@ def test_a_repair_names_what_missed_and_how_far_it_is_proven() -> None:
             ("a",),
             True,
             "found on builds",
-            "not proven minimal (4 builds on tensorrt; 6 are",
+            "not proven minimal (2 builds on tensorrt; 6 are",
         ),
         (
             {"outcome": "held", "builds": 1},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +18,12 @@ from diag.engines.onnxruntime import Array
 from diag.engines.runner import Feed, OnnxRuntimeRunner
 from diag.engines.stamp import Identity
 from diag.errors import EngineError
-from diag.model.graph import Model
 from diag.pipeline.engine.builds import Builds
 from diag.pipeline.engine.stage import Subject
 from diag.pipeline.search.job import PinResult, pin_layers
 from diag.pipeline.search.settings import Ceiling
 from diag.progress import Silent
-from diag.search.builds import most_builds
+from diag.search.builds import Pointed, most_builds
 from diag.search.target import Target
 
 
@@ -71,8 +70,8 @@ class StandIn:
         wrong = any(s <= low for s in self.sick) or any(s <= half for s in self.high)
         yield _Wrong(OnnxRuntimeRunner.emulation(subject.typed.model), 2.0 if wrong else 0.0)
 
-    def suspects(self, out: Path, identity: Identity, model: Model) -> tuple[str, ...]:
-        return self.points
+    def suspects(self, subject: Subject, identity: Identity, among: Collection[str]) -> Pointed:
+        return Pointed(self.points)
 
     def drop(self, out: Path, identity: Identity) -> None:
         self.dropped.append(identity.plan_sha256)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from diag.engines.debug_tensors import can_observe
 from diag.engines.gpu import find_gpus
 from diag.engines.onnxruntime import Array
 from diag.engines.runner import Feed, TensorRtRunner
@@ -22,6 +23,8 @@ from diag.kernels.known import Build, match_known_issues
 from diag.kernels.read import INSPECTOR_SUFFIX, LOG_SUFFIX, read_kernels
 from diag.model.graph import Model
 from diag.model.save import save_model
+from diag.pipeline.engine.departures import departures, emulated_errors
+from diag.pipeline.engine.layers import observed_layers
 from diag.pipeline.engine.stage import (
     ENGINE_FILE,
     TYPED_FILE,
@@ -31,6 +34,7 @@ from diag.pipeline.engine.stage import (
     runs_here,
 )
 from diag.pipeline.settings import EngineSettings
+from diag.search.builds import Pointed
 
 FOLDER = ".builds"
 """Of the engines of a search that is under way, in its folder."""
@@ -60,8 +64,8 @@ class Builds(Protocol):
     def open(self, subject: Subject, identity: Identity) -> AbstractContextManager[Runs]:
         """Build a plan, and have it ready to run. Raises EngineError."""
 
-    def suspects(self, out: Path, identity: Identity, model: Model) -> tuple[str, ...]:
-        """Layers that the engine of an earlier build points at, the likeliest first."""
+    def suspects(self, subject: Subject, identity: Identity, among: Collection[str]) -> Pointed:
+        """Layers of `among` that the engine of an earlier build points at, the likeliest first."""
 
     def drop(self, out: Path, identity: Identity) -> None:
         """The engine of this plan is not wanted any more; what is known of it may stay."""
@@ -108,14 +112,35 @@ class EngineBuilds:
         with TensorRtRunner(self.build(subject, identity)) as runner:
             yield runner
 
-    def suspects(self, out: Path, identity: Identity, model: Model) -> tuple[str, ...]:
-        path = _path(out, identity)
+    def suspects(self, subject: Subject, identity: Identity, among: Collection[str]) -> Pointed:
+        path, model = _path(subject.out, identity), subject.planned.model
+        known: tuple[str, ...] = ()
         with suppress(DataError, EngineError):
-            stamp, kernels = read_stamp(path), _kernels(path)
+            stamp = read_stamp(path)
             if stamp.flavour == "tensorrt":
-                known = Build(stamp.version, stamp.compute_capability, kernels)
-                return pointed_at(known, model)
-        return ()
+                build = Build(stamp.version, stamp.compute_capability, _kernels(path))
+                known = pointed_at(build, model)
+            if can_observe(stamp.flavour, stamp.version):
+                return self._listened(subject, identity, among, known)
+        return Pointed(known)
+
+    def _listened(
+        self, subject: Subject, identity: Identity, among: Collection[str], known: tuple[str, ...]
+    ) -> Pointed:
+        """With where the engine leaves the emulation; a build that fails costs only this answer."""
+        found: tuple[str, ...] = ()
+        with suppress(EngineError):
+            found = self._departures(subject, identity, among)
+        return Pointed((*known, *found), builds=1)
+
+    def _departures(self, subject: Subject, identity: Identity, among: Collection[str]) -> tuple[str, ...]:
+        """By one more build, whose tensors between kernels are listened to on one batch."""
+        name = f"{FOLDER}/{_path(subject.out, identity).stem}-observed.engine"
+        listening = built_engine(subject, self.settings, identity, name, marks="unfused")
+        model, feed = subject.planned.model, subject.feeds.first()
+        seen = observed_layers(listening.path, model, [feed])
+        engine = {name: metrics["rel_l2"] for name, metrics in seen.items()}
+        return departures(model, among, engine, emulated_errors(model, subject.typed.model, engine, feed))
 
     def drop(self, out: Path, identity: Identity) -> None:
         _path(out, identity).unlink(missing_ok=True)

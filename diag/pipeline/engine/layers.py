@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from diag.engines.debug_tensors import observe
 from diag.engines.onnxruntime import Session
 from diag.engines.reference import with_outputs
-from diag.engines.runner import TensorRtRunner
+from diag.engines.runner import Feed, TensorRtRunner
 from diag.engines.tensorrt import load
-from diag.feeds import Feeds
 from diag.model.graph import Model
 from diag.numerics.error import ErrorSums
 from diag.numerics.metrics import error_metrics
 from diag.report.schema import Metrics
 
 
-def observed_layers(engine: Path, model: Model, feeds: Feeds) -> dict[str, Metrics]:
+def observed_layers(engine: Path, model: Model, feeds: Iterable[Feed]) -> dict[str, Metrics]:
     """Metrics of every tensor that the engine shows under a name of the model's, over all batches.
 
     Holds the reference's tensors of one batch. Not run by this project: see `diag.engines.debug_tensors`.

@@ -28,7 +28,7 @@ from diag.pipeline.settings import EngineSettings
 from diag.plan.schema import Plan, plan_sha256
 from diag.progress import Progress
 from diag.report.schema import Report
-from diag.search.builds import BuildSearch, search_builds
+from diag.search.builds import BuildSearch, Pointed, search_builds
 from diag.search.pins import PinSearch
 
 LAST_FORMAT = "fp32"
@@ -118,17 +118,17 @@ class _Trials:
             found.pins.pins,
             order if found.met else found.pins.pins,
             lambda ids: self._holds(ids, fmt),
-            self._suspects,
+            self._suspects if known is None else Pointed,
             known,
             spent,
         )
 
-    def _suspects(self) -> list[str]:
+    def _suspects(self) -> Pointed:
         """Candidates that the engine of the emulation's plan points at."""
-        first = self.identity(self._found.chosen.plan)
-        layers = self._builds.suspects(self._out, first, self._search.planned.model)
+        first = self._found.chosen.plan
         of_layer = {layer: c.id for c in self._search.candidates for layer in c.layers}
-        return [of_layer[layer] for layer in layers if layer in of_layer]
+        found = self._builds.suspects(self._subject(first), self.identity(first), of_layer)
+        return Pointed(tuple(of_layer[layer] for layer in found.ids if layer in of_layer), found.builds)
 
     def _holds(self, ids: frozenset[str], fmt: str) -> bool:
         """Build and run; a plan that cannot be built does not hold, unless it is the first."""

@@ -86,7 +86,12 @@ class OnBuilds:
     @property
     def notes(self) -> list[str]:
         """A line for each build, in their order."""
-        return [f"Build {number}: {self._line(t)}" for number, t in enumerate(self.trials, start=1)]
+        lines = [f"Build {number}: {self._line(t)}" for number, t in enumerate(self.trials, start=1)]
+        if self.found.builds > len(self.trials):
+            lines.append(
+                f"Beside these {_builds(self.found.builds - len(self.trials))} to listen to its tensors."
+            )
+        return lines
 
     def _line(self, trial: BuildTrial) -> str:
         words = pins_text(trial.pins) + (f" in {trial.format.upper()}" if trial.pins else "")
