@@ -107,7 +107,7 @@ def _last_line(text: str) -> str:
 
 def _last_object(text: str) -> Mapping[str, object]:
     try:
-        found = json.loads(_last_line(text))
+        found = json.loads((text.strip().splitlines() or [""])[-1])
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

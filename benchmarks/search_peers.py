@@ -10,11 +10,12 @@ exit, peak resident memory. One judge runs all models on batches that no tool ha
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.measure import Limits, Measured, measured
@@ -56,7 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for task in [task for task, peer in ((autocast, args.autocast), (quark, args.quark)) if peer]:
         with tempfile.TemporaryDirectory() as folder:
             rows, checks = task(args, Path(folder))
-        print(_table(rows), "", sep="\n")
+        print(_table(rows), "", sep="\n", flush=True)
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
+            found = json.dumps([asdict(row) for row in rows], indent=1)
+            (args.out / f"{task.__name__}.json").write_text(found + "\n", encoding="utf-8")
         for text, met in checks:
             print(f"{'ok  ' if met else 'MISS'} {text}")
             passed = passed and met
@@ -235,6 +240,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quark", metavar="PYTHON", help="interpreter with amd-quark, torch and onnxruntime")
     parser.add_argument("--recogniser", type=Path, metavar="MODEL", help="PP-OCRv4's, in opset 13 or later")
     parser.add_argument("--target", default="top1>=0.99", help="of the recogniser: top1, kl or sqnr_db")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="JSON files of all runs, a file for each peer"
+    )
     parser.add_argument("--budget", default="5m", help="of pin's search")
     parser.add_argument("--time-limit-s", type=float, default=1200.0, help="a run is given up after so long")
     parser.add_argument("--memory-limit-gb", type=float, default=24.0, help="address space that a run gets")

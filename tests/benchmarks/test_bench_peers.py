@@ -21,6 +21,13 @@ def test_time_memory_and_the_last_object_are_of_the_process(tmp_path):
     assert 200 < run.peak_mb < 300
 
 
+def test_a_long_object_is_whole_and_a_failure_keeps_what_was_printed(tmp_path):
+    code = "import json; print(json.dumps({'pins': ['layer'] * 1000})); raise SystemExit('missed')"
+    run = python(code, GENEROUS, tmp_path)
+    assert (run.status, run.detail["reason"]) == ("failed", "missed")
+    assert run.detail["pins"] == ["layer"] * 1000
+
+
 def test_memory_of_a_child_counts(tmp_path):
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'bytearray(200_000_000)'])"
     assert python(code, GENEROUS, tmp_path).peak_mb > 200
