@@ -23,7 +23,7 @@ from diag.cli.search_options import (
 )
 from diag.pipeline.search.job import rank_layers
 from diag.pipeline.search.settings import RANKING_FILE, SearchSettings
-from diag.search.rank import Ranking
+from diag.search.rank import Effect, Ranking
 
 NAME = "rank"
 HELP = (
@@ -73,17 +73,24 @@ def run(
         "settled": ranking.settled,
         "batches": ranking.batches,
         "kendall_tau": ranking.kendall_tau,
-        "worst": [effect.candidate.id for effect in ranking.effects[:_SHOWN]],
+        "unmeasured": ranking.unmeasured,
+        "worst": [effect.candidate.id for effect in _shown(ranking)],
     }
     Output(as_json, quiet).result(body, lambda: _table(ranking))
     return 0
 
 
+def _shown(ranking: Ranking) -> list[Effect]:
+    return [effect for effect in ranking.effects[:_SHOWN] if effect.lowered]
+
+
 def _table(ranking: Ranking) -> Table:
     state = "settled" if ranking.settled else "not settled"
     caption = f"{ranking.batches} batches, order {state}, Kendall tau {ranking.kendall_tau:.2f}"
+    if ranking.unmeasured:
+        caption += f"; {ranking.unmeasured} not measured within the budget"
     table = Table("layer", "lowered alone", "gain raised alone", "spread", box=None, caption=caption)
-    for effect in ranking.effects[:_SHOWN]:
+    for effect in _shown(ranking):
         values = (effect.lowered_mean, effect.raised_mean)
         shown = [f"{value:.3g}" if math.isfinite(value) else "not finite" for value in values]
         spread = f"{effect.spread:.0%}" if math.isfinite(effect.spread) else "-"

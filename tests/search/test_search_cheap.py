@@ -176,3 +176,15 @@ def test_the_screen_keeps_what_destroys_values_and_the_largest_scores() -> None:
     predicted = {i: -float(n) for n, i in enumerate(ids)} | {"l3": math.inf, "l4": math.inf}
     by_damage = screened(candidates, CheapScores(local, gradient=predicted), Silent())
     assert [c.id for c in by_damage] == ids[:66]
+
+
+def test_a_spent_budget_shows_what_was_measured_and_counts_the_rest(
+    tmp_path: Path, trtdiag: Callable[..., Ended]
+) -> None:
+    place = workplace(tmp_path, batches=3)
+    words = ("rank", place.model, "--format", "int8", "--data", place.data, "--budget", "0.001s")
+    ended = trtdiag(*words, "--out", tmp_path / "one", "--json")
+    assert ended.json["worst"] == [place.planted.culprit]
+    assert ended.json["unmeasured"] > 10
+    shown = trtdiag(*words, "--out", tmp_path / "two").out
+    assert f"{ended.json['unmeasured']} not measured within the budget" in " ".join(shown.split())
