@@ -17,9 +17,6 @@ MASK_LIKE = 1e30
 _BLOCK_ELEMENTS = 1 << 16
 """Elements handled at a time, so that temporaries stay in the processor's cache."""
 
-_ONES = np.ones(2 * _BLOCK_ELEMENTS, np.float32)
-"""A sum is a product with these: a third of the time of a sum."""
-
 _SAFE_TOP, _SAFE_BOTTOM = 1e15, 1e-12
 """Beyond these a square may overflow or underflow float32; such blocks go through float64."""
 
@@ -183,9 +180,10 @@ def _add_sums(
     sums.reference_square[channels] += _channel_dot(ref, ref)
     if worst > 0:
         sums.error_square[channels] += _channel_dot(error, error)
+        # Not np.dot: BLAS shares it out over threads, which wait for cores that other work holds.
         flat = error.reshape(-1)
-        sums.cross += float(np.dot(ref.reshape(-1), flat))
-        sums.error_sum += float(np.dot(flat, _ONES[: flat.size]))
+        sums.cross += float(np.einsum("i,i->", ref.reshape(-1), flat))
+        sums.error_sum += float(np.einsum("i->", flat))
 
 
 def _plain(top: float, bottom: float, error_top: float, error_bottom: float) -> bool:
