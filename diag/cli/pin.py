@@ -212,7 +212,13 @@ def _pin_lines(pin: Finding) -> list[str]:
             f"    alone: it makes {pin.share_reproduced:.0%} of the damage, raised alone it removes "
             f"{pin.share_removed:.0%}"
         )
-    named = {"in the set": "in_the_set", "why": "why", "costs": "price", "moves": "together"}
+    named = {
+        "in the set": "in_the_set",
+        "on builds": "on_builds",
+        "why": "why",
+        "costs": "price",
+        "moves": "together",
+    }
     lines += [f"    {name}: {said[key]}" for name, key in named.items() if key in said]
     lines += [f"    {said['idle']}"] if "idle" in said else []
     return [*lines, *([f"    unstable: {said['unstable']}"] if "unstable" in said else [])]

@@ -63,6 +63,13 @@ def test_what_is_claimed(
     assert met or "minimal" not in said.proof  # nothing is claimed of what missed
 
 
+def test_what_each_pin_buys_on_builds() -> None:
+    assert (
+        REPAIRED.without("b") == "not one of the pins of the emulation; without it cosine 0.9, which misses"
+    )
+    assert REPAIRED.without("a") == "not built without it"
+
+
 def test_a_set_over_the_ceiling_is_no_success() -> None:
     dear = replace(REPAIRED, too_dear=True)
     assert not dear.met

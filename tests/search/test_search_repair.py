@@ -255,6 +255,7 @@ def test_what_is_printed_and_given_as_json(place: Workplace, others: list[str]) 
     assert "Build 1: " in text
     assert "misses." in text
     assert "holds the target (" in text
+    assert "on builds: not one of the pins of the emulation; without it last_hidden_state sqnr_db" in text
     body = json.loads(json.dumps(command._body(found)))["on_builds"]
     assert body["outcome"] == "repaired"
     assert body["builds"] == len(body["trials"]) <= body["limit"]

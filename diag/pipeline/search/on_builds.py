@@ -83,6 +83,15 @@ class OnBuilds:
         )
         return f"Verified on builds, not proven minimal ({built}; {limit})."
 
+    def without(self, pin: str) -> str:
+        """What a pin of the set found buys on the engine."""
+        rest = set(self.found.pins) - {pin}
+        said = (
+            f"without it {t.values}, which misses" for t in self.trials if set(t.pins) == rest and not t.met
+        )
+        origin = "" if pin in self.emulated else "not one of the pins of the emulation; "
+        return origin + next(said, "not built without it")
+
     @property
     def notes(self) -> list[str]:
         """A line for each build, in their order."""

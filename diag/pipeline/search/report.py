@@ -158,10 +158,11 @@ def confirmed(report: Report, found: Found) -> bool | None:
 
 
 def _amend(report: Report, found: Found) -> None:
-    report.findings = [
-        *pin_findings(found.search, found.pins, found.ranking, found.format, found.unstable),
-        *report.findings,
-    ]
+    pins = pin_findings(found.search, found.pins, found.ranking, found.format, found.unstable)
+    if found.builds is not None and found.builds.repaired:
+        for finding in pins:
+            finding.evidence["on_builds"] = found.builds.without(finding.mend.pins[0].target)
+    report.findings = [*pins, *report.findings]
     report.search = _info(found)
     report.verdict = f"{found.verdict}. {report.verdict}"
     own = found.chosen.metrics.get(OWN)
