@@ -134,11 +134,7 @@ def evidence_text(key: str, value: float | str | bool) -> str:
 def responsibility(finding: Finding) -> str:
     """What was measured about the finding's part in the final error."""
     words = {True: "Measured: responsible.", False: "Measured: present, not responsible."}
-    parts = [
-        "Its part in the error was not measured."
-        if finding.responsible is None
-        else words[finding.responsible]
-    ]
+    parts = [words[finding.responsible]] if finding.responsible is not None else []
     if finding.share_removed is not None:
         parts.append(
             f"Keeping only these layers in FP32 removes {_percent(finding.share_removed)} of the error."
@@ -146,7 +142,7 @@ def responsibility(finding: Finding) -> str:
     if finding.share_reproduced is not None:
         share = _percent(finding.share_reproduced)
         parts.append(f"Lowering only these layers reproduces {share} of it.")
-    return " ".join(parts)
+    return " ".join(parts) or "Its part in the error was not measured."
 
 
 def _percent(share: float) -> str:

@@ -174,6 +174,8 @@ _HEADINGS = {
     "elements": "Elements",
     "reference_rms": "Ref. RMS",
     "reference_absmax": "Ref. absmax",
+    "lowered_damage": "Lowered alone, of what the target allows",
+    "raised_gain": "Raised alone, of what the target allows",
     "calibration_sqnr_db": "SQNR on calibration, dB",
     "production_sqnr_db": "SQNR on production, dB",
     "sqnr_loss_db": "SQNR lost, dB",

@@ -62,10 +62,52 @@ def test_values_that_are_not_finite_lie_at_the_bottom_and_are_called_so() -> Non
     assert "not finite" in lost.title
 
 
-def test_labels_of_near_marks_do_not_lie_on_each_other() -> None:
-    picture = drawn(*[("candidate", n, 30.0 + n / 100, 1.0) for n in range(6)])
+@pytest.mark.parametrize("value", [30.0, 60.0])
+def test_labels_of_near_marks_do_not_lie_on_each_other(value: float) -> None:
+    """Also where the marks crowd at the lower end, under the one at 90."""
+    crowd = [("rival", n, value + n / 100, 1.0) for n in range(6)]
+    picture = drawn(*crowd, ("chosen", 1, 90.0, 1.0))
     heights = sorted(mark.label_y for mark in picture.marks)
     assert all(b - a >= 14 for a, b in itertools.pairwise(heights))
+    assert heights[-1] <= BOTTOM
+    assert any(mark.lead for mark in picture.marks)
+
+
+def test_numbers_above_other_sets_do_not_lie_on_each_other() -> None:
+    close = drawn(
+        *[("candidate", n, 30.0 + n / 100, 1.0 + n / 1e4) for n in range(6)], ("rival", 0, 90.0, 0.5)
+    )
+    shown = [mark for mark in close.marks if mark.kind == "candidate" and mark.label]
+    assert [mark.label for mark in shown] == ["0"]
+    assert len(close.table.rows) == 7  # the table has them all
+    apart = drawn(*[("candidate", n, 30.0, 1.0 + n) for n in range(6)])
+    assert [mark.label for mark in apart.marks] == list("012345")
+
+
+@pytest.mark.parametrize(
+    ("metric", "title"),
+    [
+        ("sqnr_db", "SQNR, dB (higher is better)"),
+        ("cosine", "Cosine (higher is better)"),
+        ("kl", "KL, nats (lower is better)"),
+        ("accuracy", "accuracy (higher is better)"),
+    ],
+)
+def test_the_axis_names_the_metric_its_unit_and_its_better_side(metric: str, title: str) -> None:
+    points = [SearchPoint(label="a", kind="chosen", pins=1, value=0.5, price=1, met=True)]
+    info = SearchInfo(
+        target="t",
+        metric=metric,
+        bound=0.4,
+        higher_is_better=metric != "kl",
+        measured_prices=True,
+        prices="measured",
+        points=points,
+    )
+    picture = pareto(info)
+    assert picture is not None
+    assert picture.y_title == title
+    assert picture.x_title == "time over that of the plan without pins, measured (left is better)"
 
 
 def test_nothing_is_drawn_without_a_search(sample: Report) -> None:

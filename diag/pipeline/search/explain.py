@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from diag.pipeline.search.setup import Search
 from diag.pipeline.search.why import reasons
-from diag.report.schema import Finding, Mend, PinInfo, Report
+from diag.report.schema import Finding, Mend, Report
 from diag.search.pins import PinSearch
 from diag.search.rank import Candidate, Effect, Ranking
 from diag.search.reasons import NONE_FOUND, Reason, pin_rules
@@ -91,10 +91,7 @@ def _finding(search: Search, pin: Candidate, reason: Reason | None, fmt: str) ->
             "why": reason.text if reason is not None else NONE_FOUND,
             "price": _price(search, pin, fmt),
         },
-        mend=Mend(
-            text=f"Kept in {fmt.upper()} by this plan.",
-            pins=[PinInfo(target=pin.id, format=fmt, reason="measured", layers=len(pin.layers))],
-        ),
+        mend=Mend(text=f"Kept in {fmt.upper()} by this plan."),
     )
 
 

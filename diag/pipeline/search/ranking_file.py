@@ -33,6 +33,8 @@ class Row(BaseModel):
     layers: list[str] = Field(min_length=1)
     enabled: bool = True
     kind: str = "layer"
+    role: str = ""
+    block: int | None = None
     lowered: list[float | None] = []
     """Damage of each batch with only these layers lowered."""
     raised: list[float | None] = []
@@ -58,6 +60,8 @@ class RankingFile(BaseModel):
     key: str
     target: str = ""
     totals: list[float | None] = []
+    stopped: str = ""
+    """Why the work ended, in words."""
     groups: list[Row] = Field(min_length=1)
 
     def candidates(self) -> list[Candidate]:
@@ -91,14 +95,24 @@ def write_ranking(
         "schema": SCHEMA,
         "key": key,
         "target": target,
-        "total_damage": _finite(ranking.total),
-        "totals": [_finite(value) for value in ranking.totals],
+        "total_damage": finite(ranking.total),
+        "totals": [finite(value) for value in ranking.totals],
         "batches": ranking.batches,
         "settled": ranking.settled,
+        "stopped": stopped_by(ranking),
         "kendall_tau": ranking.kendall_tau,
         "groups": [_row(effect, model, roles) for effect in ranking.effects],
     }
     write_text(json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False), path)
+
+
+def stopped_by(ranking: Ranking) -> str:
+    """Why the ranking's work ended, in words."""
+    if ranking.settled:
+        return "the order of what matters is settled"
+    if ranking.unmeasured:
+        return f"the time budget was spent: {ranking.unmeasured} of {len(ranking.effects)} were not measured"
+    return "no batch or no time was left before the order of what matters settled"
 
 
 def _row(effect: Effect, model: Model, roles: Mapping[str, Role]) -> dict[str, Any]:
@@ -107,8 +121,8 @@ def _row(effect: Effect, model: Model, roles: Mapping[str, Role]) -> dict[str, A
     row = Row(
         layers=layers,
         kind=effect.candidate.kind,
-        lowered=[_finite(v) for v in effect.lowered],
-        raised=[_finite(v) for v in effect.raised],
+        lowered=[finite(v) for v in effect.lowered],
+        raised=[finite(v) for v in effect.raised],
     )
     return {
         "layers": layers,
@@ -116,13 +130,20 @@ def _row(effect: Effect, model: Model, roles: Mapping[str, Role]) -> dict[str, A
         "kind": row.kind,
         "role": role.name,
         "block": role.block,
-        "lowered_damage": _finite(effect.lowered_mean),
-        "raised_gain": _finite(effect.raised_mean),
-        "relative_spread": _finite(effect.spread),
+        "batches": len(effect.lowered),
+        "lowered_damage": finite(effect.lowered_mean),
+        "raised_gain": finite(effect.raised_mean),
+        "relative_spread": finite(effect.spread),
         "lowered": row.lowered,
         "raised": row.raised,
         "measured": row.digest(),
     }
+
+
+def rows_of(path: Path) -> dict[str, Row]:
+    """The groups of a ranking that was just written, by their first layer."""
+    found = RankingFile.model_validate_json(path.read_bytes())
+    return {row.layers[0]: row for row in found.groups}
 
 
 def read_ranking(path: str, key: str, lowered: Collection[str]) -> RankingFile:
@@ -153,7 +174,8 @@ def _check_layers(path: str, rows: Sequence[Row], lowered: Collection[str]) -> N
         seen.add(layer)
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """A number as JSON can hold it: None where it is not finite."""
     return value if math.isfinite(value) else None
 
 

@@ -12,10 +12,10 @@ from diag.pipeline.compare.job import compare
 from diag.pipeline.search.explain import pin_findings
 from diag.pipeline.search.on_builds import OnBuilds
 from diag.pipeline.search.outcome import OWN
-from diag.pipeline.search.plans import Weighed
+from diag.pipeline.search.plans import RIVALS, Weighed
 from diag.pipeline.search.setup import Search
 from diag.pipeline.settings import CompareSettings, EngineSettings
-from diag.plan.schema import write_plan
+from diag.plan.schema import Plan, write_plan
 from diag.progress import Progress
 from diag.report.schema import (
     Check,
@@ -214,9 +214,17 @@ def _before_pins(found: Found) -> list[str]:
     return [*before.credits, f"{needed}. Unnecessary now: {len(gone)}{named}."]
 
 
+def _label(weighed: Weighed, begun: Plan) -> str:
+    """What a plan is called; what began as one plain format is a rival too."""
+    if weighed.pins or weighed.kind == "rival":
+        return weighed.label
+    plain = begun.default in RIVALS and not begun.pins
+    return f"everything in {begun.default.upper()} (no pins)" if plain else "no pins"
+
+
 def _point(found: Found, weighed: Weighed, first: Threshold, start: float) -> SearchPoint:
     return SearchPoint(
-        label=weighed.label,
+        label=_label(weighed, found.search.planned.plan),
         kind=weighed.kind,
         pins=weighed.pins,
         value=answer(first, weighed.metrics),
