@@ -54,8 +54,6 @@ def test_json_has_the_same(arguments: list[str], trtdiag: Callable[..., Ended]) 
 def test_why_the_work_ended() -> None:
     effects = [Effect(Candidate(name, frozenset({name}))) for name in "abc"]
     effects[0].lowered, effects[0].raised = [1.0], [1.0]
-    assert (
-        stopped_by(ranking_of(effects, [1.0], False)) == "the time budget was spent: 2 of 3 were not measured"
-    )
+    assert stopped_by(ranking_of(effects, [1.0], False)) == "time ran out: 2 not measured within the budget"
     assert stopped_by(ranking_of(effects[:1], [1.0], True)) == "the order of what matters is settled"
     assert stopped_by(ranking_of(effects[:1], [1.0], False)).startswith("no batch or no time was left")

@@ -111,7 +111,7 @@ def stopped_by(ranking: Ranking) -> str:
     if ranking.settled:
         return "the order of what matters is settled"
     if ranking.unmeasured:
-        return f"the time budget was spent: {ranking.unmeasured} of {len(ranking.effects)} were not measured"
+        return f"time ran out: {ranking.unmeasured} not measured within the budget"
     return "no batch or no time was left before the order of what matters settled"
 
 
