@@ -33,6 +33,7 @@ from diag.pipeline.search.job import PinResult, pin_layers
 from diag.pipeline.search.on_builds import OnBuilds
 from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.settings import SearchSettings
+from diag.render.cells import count
 from diag.report.schema import Finding
 from diag.search.target import Target as SearchTarget
 
@@ -172,7 +173,8 @@ def _text(result: PinResult, target: SearchTarget, out: str) -> str:
         lines.append(_on_engine(result))
     if result.builds is not None:
         lines += [f"  {note}" for note in result.builds.notes]
-    work = f"{result.trials} trials, {result.forward_equivalents:.0f} forward passes"
+    passes = count(round(result.forward_equivalents), "forward pass", "forward passes")
+    work = f"{count(result.trials, 'trial')}, {passes}"
     return "\n".join([*lines, f"{work}; files in {out}"])
 
 
@@ -188,12 +190,12 @@ def _on_engine(result: PinResult) -> str:
 
 
 def _on_builds(builds: OnBuilds, confirmed: bool) -> str:
-    count = f"{builds.found.builds} build{'' if builds.found.builds == 1 else 's'}"
+    builds_made = count(builds.found.builds, "build")
     if confirmed:
-        return f"the engine is built as the plan asks and holds the target ({count}):"
+        return f"the engine is built as the plan asks and holds the target ({builds_made}):"
     if not builds.met:
-        return f"the engine MISSES the target ({count}):"
-    return f"the engine was NOT built as the plan asks, or missed when it was run again ({count}):"
+        return f"the engine MISSES the target ({builds_made}):"
+    return f"the engine was NOT built as the plan asks, or missed when it was run again ({builds_made}):"
 
 
 def _pins(result: PinResult) -> list[str]:

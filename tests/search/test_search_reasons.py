@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -140,3 +141,31 @@ def test_in_the_set_is_what_the_proof_measured(tmp_path: Path) -> None:
         assert [without, with_it] == pytest.approx(measured, rel=1e-4)
         assert without < 36 <= with_it
         assert words[-1] == "sqnr_db>=36)"
+
+
+def test_a_drawn_group_that_is_larger_than_needed_says_which_layers_are_spare(tmp_path: Path) -> None:
+    place = workplace(tmp_path)
+    place.pin("first")
+    path = tmp_path / "first" / "ranking.json"
+    body = json.loads(path.read_text())
+    culprit, spare = body["groups"][0], next(g for g in body["groups"][1:] if g["kind"] == "layer")
+    body["groups"].remove(spare)
+    culprit["layers"] += spare["layers"]
+    path.write_text(json.dumps(body))
+    result = place.pin("drawn", ranking=str(path))
+    assert result.report is not None
+    (pin,) = pins_of(result.report)
+    said = str(pin.evidence["together"])
+    assert said == (
+        f"2 layers were drawn as one group in the ranking; the target holds without {spare['layers'][0]}: "
+        "take them out of the group"
+    )
+    assert "holds with 1 pin (2 layers) in FP16" in result.verdict
+
+
+def test_a_group_that_must_move_together_says_why(tmp_path: Path) -> None:
+    result = workplace(tmp_path, "norm-square-overflow", "gpt2").pin()
+    assert result.report is not None
+    norms = [pin for pin in pins_of(result.report) if len(pin.layers) > 1]
+    assert norms
+    assert all("TensorRT fuses them into one kernel" in str(pin.evidence["together"]) for pin in norms)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from diag.pipeline.search.drawn import spare_layers
 from diag.pipeline.search.setup import Search
 from diag.pipeline.search.why import reasons
 from diag.report.schema import Finding, Mend, Report
@@ -22,7 +23,6 @@ _RESPONSIBLE = 0.5
 _TOGETHER = {
     "norm": "the {} layers of a norm move together: TensorRT fuses them into one kernel of one type",
     "shared_input": "{} layers move together: one quantizer feeds them, and TensorRT merges them",
-    "drawn": "{} layers were drawn as one group in the ranking: whether fewer would do was not tried",
 }
 """Why a pin moves more than one layer, by the kind of its group."""
 
@@ -59,6 +59,7 @@ def pin_findings(
             **_alone(effect),
             "in_the_set": str(sets.get(pin.id, "not tried without it")),
             **finding.evidence,
+            **_together(search, found, pin),
             **_remarks(pin, found, unstable),
         }
         if effect is not None:
@@ -106,15 +107,34 @@ def _alone(effect: Effect | None) -> dict[str, float]:
     return {"lowered_damage": effect.lowered_mean, "raised_gain": effect.raised_mean}
 
 
+def _together(search: Search, found: PinSearch, pin: Candidate) -> dict[str, float | str | bool]:
+    """Why a pin moves more than one layer, and whether it must."""
+    number = len(pin.layers)
+    if number == 1 or pin.kind not in (*_TOGETHER, "drawn"):
+        return {}
+    if pin.kind != "drawn":
+        return {"together": _TOGETHER[pin.kind].format(number)}
+    spare = spare_layers(search, found.pins, pin, _chose(search, found), pin_rules().in_set_trials)
+    said = f"{number} layers were drawn as one group in the ranking"
+    if spare is None:
+        return {"together": f"{said}; whether fewer would do was not tried"}
+    if not spare:
+        return {"together": f"{said}; the target needs each of them"}
+    return {"together": f"{said}; the target holds without {', '.join(spare)}: take them out of the group"}
+
+
 def _remarks(pin: Candidate, found: PinSearch, unstable: Mapping[str, str]) -> dict[str, float | str | bool]:
     said: dict[str, float | str | bool] = {}
-    if len(pin.layers) > 1 and pin.kind in _TOGETHER:
-        said["together"] = _TOGETHER[pin.kind].format(len(pin.layers))
     if pin.id in found.idle:
         said["idle"] = "the target holds without it; lowered it buys no time"
     if pin.id in unstable:
         said["unstable"] = unstable[pin.id]
     return said
+
+
+def _chose(search: Search, found: PinSearch) -> tuple[int, ...]:
+    """The batches that chose these pins."""
+    return tuple(sorted({*search.chosen, *search.held_out})) if found.used_held_out else search.chosen
 
 
 def _in_set(search: Search, found: PinSearch) -> dict[str, InSet]:
@@ -123,9 +143,7 @@ def _in_set(search: Search, found: PinSearch) -> dict[str, InSet]:
     The proof that the set is minimal made most of these trials. Of the others a few are measured; a pin whose
     trials would be too many is judged on the batches that there are, the hardest, or left out.
     """
-    batches = (
-        tuple(sorted({*search.chosen, *search.held_out})) if found.used_held_out else tuple(search.chosen)
-    )
+    batches = _chose(search, found)
     left, sets = pin_rules().in_set_trials, {}
     for pin in found.pins if found.pins and found.outcome != "impossible" else ():
         low = search.low(set(found.pins) - {pin})

@@ -17,6 +17,7 @@ from diag.pipeline.search.setup import Search
 from diag.pipeline.settings import CompareSettings, EngineSettings
 from diag.plan.schema import Plan, write_plan
 from diag.progress import Progress
+from diag.render.cells import count
 from diag.report.schema import (
     Check,
     GateResult,
@@ -68,15 +69,17 @@ class Found:
     @property
     def verdict(self) -> str:
         """One sentence: what to do."""
-        target, count = self.search.target, len(self.pins.pins)
+        target = self.search.target
         if self.pins.outcome == "not-needed":
             said = f"{target} holds without any pin"
         elif self.pins.outcome == "ceiling":
-            said = f"{target} cannot be met under the ceiling; the best {count} pins are shown"
+            said = (
+                f"{target} cannot be met under the ceiling; the best that was found is shown, {self._counted}"
+            )
         elif not self.met:
             said = f"{target} cannot be met, even with every candidate raised{self._held_back()}"
         else:
-            said = f"{target} holds with {count} pin{'' if count == 1 else 's'} in {self.format.upper()}"
+            said = f"{target} holds with {self._counted} in {self.format.upper()}"
         if self.builds is not None and self.met:
             said += self.builds.remark
         if self.winner is None:
@@ -84,12 +87,25 @@ class Found:
         times = "by measured time" if self.search.prices.measured else "by the estimate"
         return f"{said}, but {self.winner.label} is better and no slower ({times}): take that plan"
 
+    @property
+    def _counted(self) -> str:
+        """The pins, with the layers that they move where those are more."""
+        known = {candidate.id: candidate.layers for candidate in self.search.candidates}
+        layers = sum(len(known.get(pin, (pin,))) for pin in self.pins.pins)
+        pins = count(len(self.pins.pins), "pin")
+        return pins if layers == len(self.pins.pins) else f"{pins} ({layers} layers)"
+
     def _held_back(self) -> str:
         """What outside the candidates may hold a target back."""
         formats = self.search.planned.resolved.formats
         inside = self.search.low()
         outside = [n for n, fmt in formats.items() if fmt != "fp32" and n not in inside]
-        return f"; {len(outside)} lowered layers are no candidates, the first {outside[0]}" if outside else ""
+        if not outside:
+            return ""
+        are = "is no candidate" if len(outside) == 1 else "are no candidates, the first"
+        return (
+            f"; {count(len(outside), 'lowered layer')} {are}{':' if len(outside) == 1 else ''} {outside[0]}"
+        )
 
     @property
     def proof(self) -> str:
@@ -103,6 +119,8 @@ class Found:
         if self.pins.outcome == "not-needed":
             return "No pin is needed on the batches held out."
         minimal = "Taking any pin away misses the target" if self.pins.minimal else "Not proven minimal"
+        if self.pins.minimal and self.pins.idle:
+            minimal = f"Without the idle ones ({len(self.pins.idle)}), taking any pin away misses the target"
         data = (
             "all batches, those held out too" if self.pins.used_held_out else "the batches it was chosen on"
         )
