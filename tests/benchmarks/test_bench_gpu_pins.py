@@ -51,6 +51,13 @@ def test_what_is_good(changes: dict[str, Any], good: bool) -> None:
     assert gpu_pins._is_good(DONE | changes) is good
 
 
+def test_cores_are_shared_by_weight() -> None:
+    cases = list(gpu_pins.CASES)
+    shares = [gpu_pins._cores(name, cases, range(16)) for name in cases]
+    assert [list(share) for share in shares] == [[0, 1, 2, 3], [4, 5, 6, 7], list(range(8, 16))]
+    assert list(gpu_pins._cores("minilm-int8", cases, [0, 1])) == [0, 1]  # too few: all of them
+
+
 def test_a_case_that_was_killed_keeps_what_it_built(tmp_path: Path) -> None:
     diary = gpu_pins._Diary(tmp_path / "vit-int8.json", 0.0)
     diary.note("3 pins on tensorrt: misses")
