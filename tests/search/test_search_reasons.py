@@ -140,7 +140,7 @@ def test_in_the_set_is_what_the_proof_measured(tmp_path: Path) -> None:
         assert words[2] == "sqnr_db"
         assert [without, with_it] == pytest.approx(measured, rel=1e-4)
         assert without < 36 <= with_it
-        assert words[-1] == "sqnr_db>=36)"
+        assert words[-4] == "sqnr_db>=36;"
 
 
 def test_a_drawn_group_that_is_larger_than_needed_says_which_layers_are_spare(tmp_path: Path) -> None:
@@ -161,6 +161,19 @@ def test_a_drawn_group_that_is_larger_than_needed_says_which_layers_are_spare(tm
         "take them out of the group"
     )
     assert "holds with 1 pin (2 layers) in FP16" in result.verdict
+
+
+@pytest.mark.parametrize(("fault", "family"), [("ffn-down-outlier", "bert"), ("qk-overflow", "bert")])
+def test_everything_in_fp16_and_in_bf16_are_points_whatever_the_search_began_with(
+    fault: str, family: str, tmp_path: Path
+) -> None:
+    report = workplace(tmp_path, fault, family).pin().report
+    assert report is not None
+    assert report.search is not None
+    labels = [point.label for point in report.search.points]
+    for fmt in ("FP16", "BF16"):
+        assert sum(label.startswith(f"everything in {fmt}") for label in labels) == 1
+    assert [point.kind for point in report.search.points].count("chosen") == 1
 
 
 def test_a_group_that_must_move_together_says_why(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class InSet:
     def __str__(self) -> str:
         part = "" if self.batches == self.of else f"; on {self.batches} of {self.of} batches, the hardest"
         values = f"without it {self.bound.metric} {_number(self.without)}, with it {_number(self.with_it)}"
-        return f"{values} (target {self.bound}{part})"
+        return f"{values} (target {self.bound}; pins in FP32{part})"
 
 
 def pin_findings(
