@@ -17,7 +17,7 @@ from search_tools import workplace
 
 from diag.engines.autograd import has_torch
 from diag.gate.threshold import parse_threshold
-from diag.pipeline.search import cheap
+from diag.pipeline.search import cheap, screen, setup
 from diag.pipeline.search.cheap import CheapScores, mean_ranks
 from diag.pipeline.search.order import order_scores, score
 from diag.pipeline.search.screen import screened
@@ -188,3 +188,20 @@ def test_a_spent_budget_shows_what_was_measured_and_counts_the_rest(
     assert ended.json["unmeasured"] > 10
     shown = trtdiag(*words, "--out", tmp_path / "two").out
     assert f"{ended.json['unmeasured']} not measured within the budget" in " ".join(shown.split())
+
+
+def test_a_screened_search_is_ordered_by_the_screen_and_handed_on_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "MOST_CANDIDATES", 10)
+    monkeypatch.setattr(screen, "_KEPT", 6)
+    place = workplace(tmp_path, batches=3)
+    search = set_up(place.settings(budget_s=60.0), Silent())
+    assert len(search.candidates) == 6
+    assert place.planted.culprit in search.ids
+    assert search.scores is not None
+    monkeypatch.setattr(setup, "cheap_scores", None)  # nothing is scored again
+    assert order_scores(search, Silent()) == search.scores.combined
+    part = set_up(place.settings("part", budget_s=60.0), Silent(), search.candidates)
+    assert part.candidates == search.candidates
+    assert measured(part) == measured(search)

@@ -18,6 +18,8 @@ def order_scores(search: Search, progress: Progress) -> Scores:
     """Scores by candidate id, larger: measure first. Empty without a budget: then all are measured anyway."""
     if math.isinf(search.settings.budget_s):
         return {}
+    if search.scores is not None:
+        return search.scores.combined
     return score(search, progress, _SHARE * search.settings.budget_s).combined
 
 

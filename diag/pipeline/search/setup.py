@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import diag
-from diag.calibration.table import write_table
+from diag.calibration.table import CalibrationTable, write_table
 from diag.engines import onnxruntime as ort_engine
 from diag.engines.reference import Trust, examine
 from diag.engines.switchable import Switchable
@@ -58,6 +58,8 @@ class Search:
     prices: Prices
     trust: Trust
     """What the first batch told of the reference."""
+    scores: CheapScores | None = None
+    """Those by which the candidates were screened."""
     ranked: RankingFile | None = None
     """The ranking that the user handed in."""
 
@@ -85,8 +87,13 @@ class _Data:
     sha256: str
 
 
-def set_up(settings: SearchSettings, progress: Progress) -> Search:
-    """Read and check everything, and build the switchable graph. Raises what each of its steps raises."""
+def set_up(
+    settings: SearchSettings, progress: Progress, candidates: Sequence[Candidate] | None = None
+) -> Search:
+    """Read and check everything, and build the switchable graph. Raises what each of its steps raises.
+
+    `candidates`: those of a search of the same settings, whose part this one is.
+    """
     if not settings.target:
         raise UsageError("a search needs a target", 'For example: --target "sqnr_db>=30".')
     _refuse_price(settings)
@@ -101,12 +108,7 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
     trust = examine(model, data.batches[0], planned.types)
     kinds = tensor_kinds(planned, trust)
     require_metrics(settings.target, outputs, kinds)
-    calibrating = open_feeds(settings.data, model.inputs, settings.limit, labelled=metric is not None)
-    table, _ = calibrate(planned, calibrating, settings.calibration, progress)
-    table_path = settings.calibration or ""
-    if table is not None and not table_path:
-        table_path = str(out / "calibration.json")
-        write_table(table, Path(table_path))
+    table, table_path = _table(settings, planned, out, progress)
     ranges = table.model_dump_json() if table else ""
     key = _key(planned, data.sha256, ranges, metric.sha256 if metric else "")
     typed = planned.apply(table)
@@ -117,7 +119,10 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
         batches = looked_at(data.batches)
         return cheap_scores(planned, typed.model, candidates, batches, trust, target, table, progress)
 
-    candidates, switchable = _switchable(planned, typed, ranked, scored, progress)
+    scores = None
+    if candidates is None:
+        candidates, scores = _chosen(planned, typed, ranked, scored, progress)
+    switchable = _switchable(planned, typed, candidates, progress)
     # What is lowered throughout is part of every trial; it depends on the ranking that was handed in.
     by_channel = any(t.metric == BY_CHANNEL for t in settings.target)
     store = TrialStore(out / TRIALS_FILE, "\n".join([key, f"{by_channel}", *sorted(switchable.always_low)]))
@@ -127,7 +132,7 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
     return Search(
         settings,
         planned,
-        candidates,
+        list(candidates),
         variants,
         target,
         data.chosen,
@@ -136,8 +141,23 @@ def set_up(settings: SearchSettings, progress: Progress) -> Search:
         table_path,
         open_prices(settings.prices, model, concrete, planned.plan.base),
         trust,
+        scores,
         ranked,
     )
+
+
+def _table(
+    settings: SearchSettings, planned: Planned, out: Path, progress: Progress
+) -> tuple[CalibrationTable | None, str]:
+    """The calibration table and its path: the user's, or one that is measured and written into `out`."""
+    labelled = settings.metric is not None
+    feeds = open_feeds(settings.data, planned.model.inputs, settings.limit, labelled=labelled)
+    table, _ = calibrate(planned, feeds, settings.calibration, progress)
+    if table is None or settings.calibration:
+        return table, settings.calibration or ""
+    path = out / "calibration.json"
+    write_table(table, path)
+    return table, str(path)
 
 
 def _ranking(settings: SearchSettings, key: str, typed: TypedModel) -> RankingFile | None:
@@ -198,22 +218,29 @@ def _split(batches: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(range(kept)), tuple(range(kept, batches))
 
 
-def _switchable(
+def _chosen(
     planned: Planned,
     typed: TypedModel,
     ranked: RankingFile | None,
     scored: Callable[[Sequence[Candidate]], CheapScores],
     progress: Progress,
-) -> tuple[list[Candidate], Switchable]:
-    """The candidates, and the graph in which each can be raised."""
-    lowered_model = typed.model
+) -> tuple[list[Candidate], CheapScores | None]:
+    """The candidates, and their scores where there are so many that they are screened."""
     candidates = ranked.candidates() if ranked else _candidates(planned, typed.formats)
-    if ranked is None and len(candidates) > MOST_CANDIDATES:
-        candidates = screened(candidates, scored(candidates), progress)
+    if ranked is not None or len(candidates) <= MOST_CANDIDATES:
+        return candidates, None
+    scores = scored(candidates)
+    return screened(candidates, scores, progress), scores
+
+
+def _switchable(
+    planned: Planned, typed: TypedModel, candidates: Sequence[Candidate], progress: Progress
+) -> Switchable:
+    """The graph in which each candidate can be raised."""
     switches = frozenset().union(*(c.layers for c in candidates))
     lowered = frozenset(n for n, fmt in typed.formats.items() if fmt != "fp32")
     progress.start("building the switchable graph", None)
-    return candidates, Switchable(planned.model, lowered_model, planned.types, switches, lowered - switches)
+    return Switchable(planned.model, typed.model, planned.types, switches, lowered - switches)
 
 
 def _candidates(planned: Planned, formats: Mapping[str, str]) -> list[Candidate]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -25,8 +25,18 @@ from diag.pipeline.search.settings import SearchSettings
 from diag.pipeline.search.setup import Search, set_up
 from diag.pipeline.search.variants import Task
 from diag.progress import Silent
+from diag.search.rank import Candidate
 
 _CHUNKS_PER_WORKER = 4
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a worker sets its search up from."""
+
+    settings: SearchSettings
+    candidates: tuple[Candidate, ...]
+    """The caller's: scores may round otherwise elsewhere, and a screen would keep others."""
 
 
 @contextmanager
@@ -42,7 +52,8 @@ def spread_over(settings: SearchSettings, search: Search) -> Iterator[None]:
         ours = replace(
             settings, out=folder, calibration=search.table or settings.calibration, jobs=1, ray=None
         )
-        with _ray(ours, settings.ray) if settings.ray is not None else _pool(ours, settings.jobs) as run:
+        given = _Given(ours, tuple(search.candidates))
+        with _ray(given, settings.ray) if settings.ray is not None else _pool(given, settings.jobs) as run:
             search.variants.workers = lambda tasks: _measure(run, tasks, max(settings.jobs, 1))
             try:
                 yield
@@ -60,11 +71,11 @@ def _measure(run: Run, tasks: Sequence[Task], workers: int) -> Iterator[Outcome]
 
 
 @contextmanager
-def _pool(settings: SearchSettings, jobs: int) -> Iterator[Run]:
+def _pool(given: _Given, jobs: int) -> Iterator[Run]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, context, _begin, (context.Value("i", 0), jobs))
     try:
-        yield lambda chunks: pool.map(_work, [settings] * len(chunks), chunks)
+        yield lambda chunks: pool.map(_work, [given] * len(chunks), chunks)
     except BrokenProcessPool as error:
         raise EngineError(
             "a worker died; the system may have run out of memory",
@@ -85,7 +96,7 @@ def _begin(counter: Any, jobs: int) -> None:
 
 
 @contextmanager
-def _ray(settings: SearchSettings, address: str | None) -> Iterator[Run]:
+def _ray(given: _Given, address: str | None) -> Iterator[Run]:
     try:
         import ray  # noqa: PLC0415 - an optional package
     except ImportError as error:
@@ -100,19 +111,21 @@ def _ray(settings: SearchSettings, address: str | None) -> Iterator[Run]:
         ) from error
     try:
         remote: Any = ray.remote(_work)
-        yield lambda chunks: ray.get([remote.remote(settings, chunk) for chunk in chunks])
+        yield lambda chunks: ray.get([remote.remote(given, chunk) for chunk in chunks])
     finally:
         ray.shutdown()
 
 
-def _work(settings: SearchSettings, tasks: Sequence[Task]) -> list[Outcome]:
+def _work(given: _Given, tasks: Sequence[Task]) -> list[Outcome]:
     """Measure in a worker."""
-    search = _set_up(settings)
+    search = _set_up(given)
     return [search.variants.outcome(low, batch) for low, batch in tasks]
 
 
 @lru_cache(maxsize=1)
-def _set_up(settings: SearchSettings) -> Search:
+def _set_up(given: _Given) -> Search:
     """One search for each worker process; it keeps no trials where others would find them."""
+    settings = given.settings
     shared = settings.out if Path(settings.out).is_dir() else None
-    return set_up(replace(settings, out=tempfile.mkdtemp(prefix="trtdiag-worker-", dir=shared)), Silent())
+    out = tempfile.mkdtemp(prefix="trtdiag-worker-", dir=shared)
+    return set_up(replace(settings, out=out), Silent(), given.candidates)
