@@ -107,7 +107,7 @@ def _autocast(args: argparse.Namespace, folder: Path, out: Path) -> Measured:
 
 
 def quark(args: argparse.Namespace, folder: Path) -> tuple[list[Row], Checks]:
-    """A recogniser of text lines in INT8 to an SQNR: how many Conv and MatMul each tool gives more bits."""
+    """A recogniser of text lines in INT8: how many Conv and MatMul each tool gives more bits."""
     search, held = varied_data("search"), varied_data("held_out")
     runs = {
         US: _pin(args, args.recogniser, "int8", search, args.target, folder / "pin", "--holdout", str(held))
