@@ -16,6 +16,9 @@ Part = Literal["input", "probabilities", "weight"]
 NONE_FOUND = "nothing in what it reads explains it: the outputs depend more on it than on other layers"
 """Said where no hazard was found."""
 
+NOT_JUDGED = "what it reads was not judged: {} has a scale for each block"
+"""Said of formats in blocks, whose scales are no single step."""
+
 
 class PinRules(Rules):
     """Contents of rules/pins.yaml; what each number means stands there."""

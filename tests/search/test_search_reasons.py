@@ -163,6 +163,16 @@ def test_a_drawn_group_that_is_larger_than_needed_says_which_layers_are_spare(tm
     assert "holds with 1 pin (2 layers) in FP16" in result.verdict
 
 
+def test_a_format_in_blocks_is_not_judged_by_one_step(tmp_path: Path) -> None:
+    result = workplace(tmp_path).pin(target="sqnr_db>=18", format="nvfp4")
+    assert result.report is not None
+    pins = pins_of(result.report)
+    assert pins
+    assert {str(pin.evidence["why"]) for pin in pins} == {
+        "what it reads was not judged: NVFP4 has a scale for each block"
+    }
+
+
 @pytest.mark.parametrize(("fault", "family"), [("ffn-down-outlier", "bert"), ("qk-overflow", "bert")])
 def test_everything_in_fp16_and_in_bf16_are_points_whatever_the_search_began_with(
     fault: str, family: str, tmp_path: Path

@@ -12,7 +12,7 @@ from diag.pipeline.search.why import reasons
 from diag.report.schema import Finding, Mend, Report
 from diag.search.pins import PinSearch
 from diag.search.rank import Candidate, Effect, Ranking
-from diag.search.reasons import NONE_FOUND, Reason, pin_rules
+from diag.search.reasons import NONE_FOUND, NOT_JUDGED, Reason, pin_rules
 from diag.search.target import Bound, answer
 
 _ID = "pin:"
@@ -54,7 +54,7 @@ def pin_findings(
     explained = []
     for pin in pins:
         effect = effects.get(pin.id)
-        finding = _finding(search, pin, why[pin.id], fmt)
+        finding = _finding(search, pin, why, fmt)
         finding.evidence = {
             **_alone(effect),
             "in_the_set": str(sets.get(pin.id, "not tried without it")),
@@ -77,19 +77,21 @@ def pins_of(report: Report) -> list[Finding]:
     return [finding for finding in report.findings if finding.id.startswith(_ID)]
 
 
-def _finding(search: Search, pin: Candidate, reason: Reason | None, fmt: str) -> Finding:
+def _finding(search: Search, pin: Candidate, why: Mapping[str, Reason | None], fmt: str) -> Finding:
     """What does not depend on the set that the pin is in."""
     planned = search.planned
-    role = planned.roles[pin.id]
+    role, reason = planned.roles[pin.id], why.get(pin.id)
+    low = planned.resolved.formats[pin.id].upper()
+    none_found = NONE_FOUND if pin.id in why else NOT_JUDGED.format(low)
     place = role.name if role.block is None else f"{role.name} of block {role.block}"
     return Finding(
         id=f"{_ID}{pin.id}",
         kind=reason.kind if reason is not None else "sensitive-op",
         severity="warning",
         layers=_in_order(search, pin),
-        title=f"{place} must stay out of {planned.resolved.formats[pin.id].upper()}: {pin.id}",
+        title=f"{place} must stay out of {low}: {pin.id}",
         evidence={
-            "why": reason.text if reason is not None else NONE_FOUND,
+            "why": reason.text if reason is not None else none_found,
             "price": _price(search, pin, fmt),
         },
         mend=Mend(text=f"Kept in {fmt.upper()} by this plan."),

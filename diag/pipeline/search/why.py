@@ -19,7 +19,7 @@ from diag.lint.operands import weight_sqnr_db
 from diag.lint.ranges import check_ranges
 from diag.lint.walks import overflow_kind
 from diag.model.graph import MATRIX_OPS, Layer, Model
-from diag.numerics.formats import FORMATS
+from diag.numerics.formats import BLOCK_FORMATS, FORMATS
 from diag.numerics.steps import StepSums
 from diag.pipeline.prepare import read_scales
 from diag.pipeline.search.setup import Search
@@ -32,11 +32,14 @@ from diag.typed.operands import REARRANGES, Operand
 def reasons(search: Search, pins: Sequence[Candidate]) -> dict[str, Reason | None]:
     """The hazard of each pin (by id), None where none was found, on the batches that chose.
 
+    Pins out of a format with a scale for each block are not among them: nothing of theirs is measured here.
+
     The FP32 model runs once on each batch, with what the pinned layers read and write as its outputs.
     """
     formats = search.planned.resolved.formats
     quantized = [pin for pin in pins if FORMATS[formats[pin.id]].quantized]
     floats = [pin for pin in pins if pin not in quantized]
+    quantized = [pin for pin in quantized if formats[pin.id] not in BLOCK_FORMATS]
     return {**_quantized(search, quantized), **_floats(search, floats)}
 
 
