@@ -26,6 +26,7 @@ class PinRules(Rules):
     outlier_channel: float
     outlier_zeroed_share: float
     probabilities_zeroed_share: float
+    probabilities_sqnr_db: float
     clipped_energy_ratio: float
     operand_sqnr_db: float
     in_set_trials: int
@@ -100,6 +101,7 @@ def _hazard(operand: QuantizedOperand, rules: PinRules) -> Reason | None:
         )
     if operand.part == "probabilities":
         lost = operand.zeroed_share >= rules.probabilities_zeroed_share
+        lost = lost and operand.sqnr_db < rules.probabilities_sqnr_db
         text = (
             f"{_percent(operand.zeroed_share)} of its softmax probabilities that are not 0 are below half a "
             f"step and become 0 ({operand.sqnr_db:.1f} dB are left)"

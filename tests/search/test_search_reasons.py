@@ -84,6 +84,13 @@ def test_probabilities_below_half_a_step_are_named() -> None:
     assert "softmax probabilities that are not 0 are below half a step and become 0" in found.text
 
 
+def test_probabilities_of_sure_rows_may_lose_the_rest() -> None:
+    """Nearly all the energy is in one token: 0.001 of it and less is lost, though most elements become 0."""
+    rows = RNG.uniform(0.5e-5, 1.5e-5, (64, 400))
+    rows[:, 0] = 1 - rows[:, 1:].sum(axis=1)
+    assert quantized_reason([operand(rows, part="probabilities")]) is None
+
+
 def test_a_coarse_weight_is_named_and_the_worst_operand_speaks() -> None:
     values = bell()
     values[:, 5] *= 100
