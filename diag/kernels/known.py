@@ -58,6 +58,8 @@ class KnownIssue(Rules):
     pattern: Pattern
     symptom: str
     workaround: str
+    cured_by_roles: frozenset[str] = frozenset()
+    """Roles of layers that cure it in higher precision, where they are others than those of the pattern."""
     fixed_in: str = ""
 
 

@@ -21,7 +21,6 @@ from diag.files import output_folder
 from diag.kernels.kernel import Kernel
 from diag.kernels.known import Build, match_known_issues
 from diag.kernels.read import INSPECTOR_SUFFIX, LOG_SUFFIX, read_kernels
-from diag.model.graph import Model
 from diag.model.save import save_model
 from diag.pipeline.engine.departures import departures, emulated_errors
 from diag.pipeline.engine.layers import observed_layers
@@ -33,6 +32,7 @@ from diag.pipeline.engine.stage import (
     require_engine,
     runs_here,
 )
+from diag.pipeline.prepare import Planned
 from diag.pipeline.settings import EngineSettings
 from diag.search.builds import Pointed
 
@@ -113,13 +113,13 @@ class EngineBuilds:
             yield runner
 
     def suspects(self, subject: Subject, identity: Identity, among: Collection[str]) -> Pointed:
-        path, model = _path(subject.out, identity), subject.planned.model
+        path = _path(subject.out, identity)
         known: tuple[str, ...] = ()
         with suppress(DataError, EngineError):
             stamp = read_stamp(path)
             if stamp.flavour == "tensorrt":
                 build = Build(stamp.version, stamp.compute_capability, _kernels(path))
-                known = pointed_at(build, model)
+                known = pointed_at(build, subject.planned)
             if can_observe(stamp.flavour, stamp.version):
                 return self._listened(subject, identity, among, known)
         return Pointed(known)
@@ -172,10 +172,14 @@ def _kernels(engine: Path) -> tuple[Kernel, ...]:
     return next((read_kernels(file) for file in beside if file.is_file()), ())
 
 
-def pointed_at(build: Build, model: Model) -> tuple[str, ...]:
-    """Layers in which known issues of this engine were found: those of every kernel that fits one."""
+def pointed_at(build: Build, planned: Planned) -> tuple[str, ...]:
+    """Layers that known issues of this engine name: those that cure one, else those that it was found in."""
     layers: list[str] = []
-    for match in match_known_issues(build, model):
+    for match in match_known_issues(build, planned.model):
+        cures = match.issue.cured_by_roles
+        if cures:
+            layers += [layer for layer, role in planned.roles.items() if role.name in cures]
+            continue
         layers += match.layers
         if match.issue.pattern.kernel:
             wanted = re.compile(match.issue.pattern.kernel)

@@ -72,6 +72,11 @@ def pin_findings(
     return explained
 
 
+def pin_of(finding: Finding) -> str:
+    """The candidate that a finding about a pin is about."""
+    return finding.id.removeprefix(_ID)
+
+
 def pins_of(report: Report) -> list[Finding]:
     """The findings of a report that are about pins."""
     return [finding for finding in report.findings if finding.id.startswith(_ID)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from diag.gate.threshold import Threshold
 from diag.numerics.table import METRICS
 from diag.pipeline.compare.job import compare
-from diag.pipeline.search.explain import pin_findings
+from diag.pipeline.search.explain import pin_findings, pin_of
 from diag.pipeline.search.on_builds import OnBuilds
 from diag.pipeline.search.outcome import OWN
 from diag.pipeline.search.plans import RIVALS, Weighed
@@ -179,7 +179,7 @@ def _amend(report: Report, found: Found) -> None:
     pins = pin_findings(found.search, found.pins, found.ranking, found.format, found.unstable)
     if found.builds is not None and found.builds.repaired:
         for finding in pins:
-            finding.evidence["on_builds"] = found.builds.without(finding.mend.pins[0].target)
+            finding.evidence["on_builds"] = found.builds.without(pin_of(finding))
     report.findings = [*pins, *report.findings]
     report.search = _info(found)
     report.verdict = f"{found.verdict}. {report.verdict}"
