@@ -162,7 +162,8 @@ def _explained(pin: Finding) -> dict[str, object]:
 
 
 def _text(result: PinResult, target: SearchTarget, out: str) -> str:
-    lines = [result.verdict, f"held out: {_numbers(result.held_out)}"]
+    where = "all batches" if result.search.used_held_out else "held out"
+    lines = [result.verdict, f"{where}: {_numbers(result.held_out)}"]
     if result.proof:
         lines.append(result.proof)
     lines += _pins(result)

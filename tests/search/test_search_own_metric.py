@@ -53,6 +53,22 @@ def test_pins_meet_the_users_own_metric(labelled: Workplace) -> None:
     assert check["value"] == pytest.approx(1 - metrics["rel_l2"], abs=0.02)
 
 
+def test_a_batch_that_misses_even_in_fp32_is_judged_with_all_the_others(labelled: Workplace) -> None:
+    """The batch held out is worth 0.93 at best, and the target of 0.95 holds over all four."""
+    scored = SCORE.replace("1.0 -", "labels['best'] -")
+    (labelled.folder / "best.py").write_text(scored)
+    data = labelled.folder / "hard"
+    data.mkdir()
+    files = sorted(Path(labelled.data).iterdir())
+    for number, file in enumerate(files):
+        np.savez(data / file.name, **np.load(file), best=0.93 if number == len(files) - 1 else 1.0)
+    found = labelled.pin("hard_out", "score>=0.95", metric=f"{labelled.folder}/best.py:score", data=str(data))
+    assert (found.search.outcome, found.search.used_held_out, found.met) == ("found", True, True)
+    assert labelled.planted.culprit in found.search.pins
+    assert found.held_out["(own metric)"]["reference"] == pytest.approx((3 * 1.0 + 0.93) / 4)
+    assert "measured on all batches" in found.proof
+
+
 def test_a_target_that_fp32_itself_misses_is_said_at_once(labelled: Workplace) -> None:
     found = labelled.pin("never", "score>=1.5", metric=f"{labelled.folder}/own.py:score")
     assert not found.met

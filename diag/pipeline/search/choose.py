@@ -33,7 +33,9 @@ def judge_start(search: Search) -> None:
     """Refuse data that cannot tell whether pins are needed. Raises NotEnoughEvidenceError."""
     if search.batches < _FEW_BATCHES:
         return
-    found = _evidence(search, (), range(search.batches))
+    low, batches = search.low(), range(search.batches)
+    search.variants.ahead((low, b) for b in batches)
+    found = evidence([search.target.distance(search.variants.metrics(low, (b,))) for b in batches])
     if not found.decides:
         raise NotEnoughEvidenceError(
             f"without pins the damage is {found.mean:.2g} of what {search.target} allows, with a 95 % "
@@ -54,15 +56,9 @@ def both_ends(search: Search) -> PinSearch | None:
     return None
 
 
-def sureness(search: Search, pins: PinSearch) -> Evidence | None:
+def sureness(chosen: Weighed) -> Evidence | None:
     """How sure the batches held out are of these pins; None when there is but one."""
-    return _evidence(search, pins.pins, search.held_out) if len(search.held_out) > 1 else None
-
-
-def _evidence(search: Search, pins: Sequence[str], batches: Sequence[int]) -> Evidence:
-    low = search.low(pins)
-    search.variants.ahead((low, b) for b in batches)
-    return evidence([search.target.distance(search.variants.metrics(low, (b,))) for b in batches])
+    return evidence(chosen.distances) if len(chosen.distances) > 1 else None
 
 
 def choose(search: Search, ranking: Ranking, progress: Progress) -> PinSearch:
@@ -102,7 +98,8 @@ def _held(search: Search, ranking: Ranking, pairs: Sequence[frozenset[str]], pro
         if not (math.isfinite(slack) and _meets(search, search.ids, search.chosen, slack)):
             break
     progress.note("the batches held out ask for other pins: all batches choose now, and none prove")
-    found = find_pins(ranking, lambda ids: _meets_all(search, ids), prices, pairs, time_left, ahead)
+    every = tuple(range(search.batches))
+    found = find_pins(ranking, lambda ids: _meets(search, ids, every), prices, pairs, time_left, ahead)
     return replace(found, used_held_out=True)
 
 

@@ -221,6 +221,6 @@ def _with_pins_of(found: Found, on_builds: OnBuilds, plan: Plan) -> Found:
         format=on_builds.format,
         chosen=chosen,
         points=[*points, chosen],
-        evidence=sureness(search, choice),
+        evidence=sureness(chosen),
         builds=on_builds,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diag.pipeline.engine.builds import Builds
@@ -73,11 +73,13 @@ def pin_layers(settings: SearchSettings, progress: Progress, builds: Builds | No
         return _hopeless(search, hopeless)
     with spread_over(settings, search):
         ranking, pins = _searched(search, progress)
+    if pins.used_held_out:  # then all batches judge everything
+        search = replace(search, held_out=tuple(range(search.batches)))
     progress.start("choosing the pins' format", None)
     fmt, chosen = raised_format(search, pins.pins)
     points = [*frontier(search, pins, fmt), chosen, *rivals(search)]
     unstable = unstable_pins(search, pins, ranking, progress)
-    found = Found(search, pins, ranking, fmt, chosen, points, unstable, sureness(search, pins))
+    found = Found(search, pins, ranking, fmt, chosen, points, unstable, sureness(chosen))
     if pins.outcome == "impossible":
         return _result(found, None)
     return _result(*confirm(found, builds, progress))

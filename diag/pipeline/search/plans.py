@@ -33,6 +33,8 @@ class Weighed:
     price: float
     """Time, in the unit of the prices."""
     plan: Plan
+    distances: tuple[float, ...] = ()
+    """Of each held-out batch: 1 where the target begins to hold. Empty where only the whole was measured."""
 
 
 def pinned(search: Search, pins: Sequence[str], fmt: str) -> Plan:
@@ -52,8 +54,10 @@ def weigh(search: Search, plan: Plan, label: str, kind: Kind, pins: int = 0) -> 
     """Outputs of a whole plan, as the typed model has it, on the held-out batches; and its price."""
     planned = search.planned.with_plan(plan)
     typed = planned.apply(read_scales(planned, search.table or None))
-    metrics = search.variants.plan_metrics(typed.model, search.held_out)
-    return Weighed(label, kind, pins, metrics, search.prices.plan(typed.formats), plan)
+    outcomes = search.variants.plan_outcomes(typed.model, search.held_out)
+    distances = tuple(search.target.distance(search.variants.total([o])) for o in outcomes)
+    metrics = search.variants.total(outcomes)
+    return Weighed(label, kind, pins, metrics, search.prices.plan(typed.formats), plan, distances)
 
 
 def rivals(search: Search) -> list[Weighed]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,6 +79,10 @@ class Found:
             )
         elif not self.met:
             said = f"{target} cannot be met, even with every candidate raised{self._held_back()}"
+            if self.evidence is not None and not self.evidence.decides:
+                said += (
+                    f"; these batches are too few to be sure, about {self.evidence.needed} would be enough"
+                )
         else:
             said = f"{target} holds with {self._counted} in {self.format.upper()}"
         if self.builds is not None and self.met:
@@ -126,14 +131,31 @@ class Found:
         )
         sure = " One batch is held out: no interval can be given."
         if self.evidence is not None:
-            e = self.evidence
+            e, where = self.evidence, "over them" if self.pins.used_held_out else "held out"
             sure = (
-                f" Damage held out: {e.mean:.2g} of what the target allows (95 % interval {e.low:.2g} to "
+                f" Damage {where}: {e.mean:.2g} of what the target allows (95 % interval {e.low:.2g} to "
                 f"{e.high:.2g}, {e.batches} batches)."
             )
             if not e.decides:
                 sure += f" That interval holds 1: about {e.needed} batches would decide."
-        return f"{minimal}, measured on {data}.{sure}"
+        return f"{minimal}, measured on {data}.{sure}{self._still_destroyed}"
+
+    @property
+    def _still_destroyed(self) -> str:
+        """Layers that lose values and are no pins; known where candidates were screened."""
+        scores = self.search.scores
+        left = [i for i, e in scores.local.items() if math.isinf(e)] if scores is not None else []
+        left = [i for i in left if i not in self.pins.pins]
+        if not left:
+            return ""
+        norms = sum(self.search.planned.roles[i].name == "norm" for i in left)
+        count = (
+            f"{len(left)} layers or groups, {norms} of them norms," if len(left) > 1 else "One layer or group"
+        )
+        verb = (
+            "lose values on some batch and stay" if len(left) > 1 else "loses values on some batch and stays"
+        )
+        return f" {count} {verb} lowered, since the target does not ask for them; the first is {left[0]}."
 
 
 def prove(found: Found, progress: Progress, engine: str) -> Report:

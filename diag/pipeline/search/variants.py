@@ -111,6 +111,10 @@ class Variants:
 
     def plan_metrics(self, typed: Model, batches: Sequence[int]) -> Metrics:
         """Metrics of every float output of a typed model, emulated whole, over these batches."""
+        return self.total(self.plan_outcomes(typed, batches))
+
+    def plan_outcomes(self, typed: Model, batches: Sequence[int]) -> list[Outcome]:
+        """What a typed model's outputs come to on each of these batches, emulated whole."""
         emulation = emulate(typed)
         session = Session(
             with_outputs(emulation.proto, list(self._switchable.output_names)), emulation.weights
@@ -121,7 +125,7 @@ class Variants:
             self._switchable.count(feed)
             return self._measured(number, self._reference(number), session.run(feed))
 
-        return metrics_of(map(run, batches), self._by_channel)
+        return [run(number) for number in batches]
 
     def measured(self, batch: int, run: Callable[[Mapping[str, Array]], Mapping[str, Array]]) -> Outcome:
         """What the outputs of something else come to on one batch: `run` is given its inputs."""
