@@ -26,12 +26,12 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     return plan_on(str(path), plan_for_format("int8"))
 
 
-def test_merged_projections_point_at_the_products_of_attention(planned: Planned) -> None:
+def test_merged_projections_point_at_the_product_of_queries_and_keys(planned: Planned) -> None:
     named = pointed_at(Build("10.6.0", "9.0", [MERGED]), planned)
-    products = {n for n, role in planned.roles.items() if role.name in ("qk_matmul", "pv_matmul")}
+    products = {n for n, role in planned.roles.items() if role.name == "qk_matmul"}
     assert set(named) == products
     blocks = {role.block for role in planned.roles.values()} - {None}
-    assert len(named) == 2 * len(blocks)
+    assert len(named) == len(blocks)
 
 
 @pytest.mark.parametrize(
