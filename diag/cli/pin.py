@@ -162,7 +162,7 @@ def _explained(pin: Finding) -> dict[str, object]:
 
 
 def _text(result: PinResult, target: SearchTarget, out: str) -> str:
-    where = "all batches" if result.search.used_held_out else "held out"
+    where = "all batches" if result.all_batches else "held out"
     lines = [result.verdict, f"{where}: {_numbers(result.held_out)}"]
     if result.proof:
         lines.append(result.proof)

@@ -43,20 +43,23 @@ class Record:
 
     def take(self, batch: int, measured: Measured, shape: tuple[int, ...]) -> None:
         """Take in what was measured of one batch, a tensor of that shape."""
-        value = sqnr_db(measured.sums)
-        if self.worst_batch < 0 or value < self.worst_sqnr_db:
-            self.worst_batch, self.worst_sqnr_db = batch, value
-            self.worst_index = _unravel(measured.sums.max_abs_index, shape)
-        self.sums.add(measured.sums)
-        self.decisions.add(measured.decisions)
+        place = _unravel(measured.sums.max_abs_index, shape)
+        self._take(batch, sqnr_db(measured.sums), place, measured.sums, measured.decisions)
 
     def add(self, later: Record) -> None:
         """Take in what was seen of the same tensor on later batches, as if it had come here."""
-        if later.worst_batch >= 0 and (self.worst_batch < 0 or later.worst_sqnr_db < self.worst_sqnr_db):
-            self.worst_batch, self.worst_index = later.worst_batch, later.worst_index
-            self.worst_sqnr_db = later.worst_sqnr_db
-        self.sums.add(later.sums)
-        self.decisions.add(later.decisions)
+        if later.worst_batch >= 0:
+            worst = later.worst_batch, later.worst_sqnr_db, later.worst_index
+            self._take(*worst, later.sums, later.decisions)
+
+    def _take(
+        self, batch: int, value: float, place: tuple[int, ...], sums: ErrorSums, decisions: DecisionSums
+    ) -> None:
+        """`batch` is the worst of those that the sums are of, `value` its SQNR in dB."""
+        if self.worst_batch < 0 or value < self.worst_sqnr_db:
+            self.worst_batch, self.worst_sqnr_db, self.worst_index = batch, value, place
+        self.sums.add(sums)
+        self.decisions.add(decisions)
 
     def metrics(self) -> dict[str, float]:
         """Metrics by name, see `diag.numerics.table.METRICS`."""

@@ -81,11 +81,6 @@ class Ranking:
         """Candidates that the budget left out; they come last."""
         return sum(not effect.lowered for effect in self.effects)
 
-    @property
-    def contested(self) -> int:
-        """Candidates that were measured on every batch, since they matter."""
-        return sum(len(effect.lowered) == self.batches for effect in self.effects)
-
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0

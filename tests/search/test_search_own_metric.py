@@ -67,6 +67,7 @@ def test_a_batch_that_misses_even_in_fp32_is_judged_with_all_the_others(labelled
     assert labelled.planted.culprit in found.search.pins
     assert found.held_out["(own metric)"]["reference"] == pytest.approx((3 * 1.0 + 0.93) / 4)
     assert "measured on all batches" in found.proof
+    assert found.all_batches
 
 
 def test_a_target_that_fp32_itself_misses_is_said_at_once(labelled: Workplace) -> None:

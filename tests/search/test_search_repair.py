@@ -252,6 +252,7 @@ def test_engines_that_are_not_run_are_only_built(place: Workplace) -> None:
 def test_what_is_printed_and_given_as_json(place: Workplace, others: list[str]) -> None:
     found = pinned(place, StandIn((frozenset(others[2:4]),)), "printed")
     text = command._text(found, Target(place.settings().target), "out")
+    assert "\nheld out: " in text  # metrics of the emulation, on the batches that did not choose for it
     assert "Build 1: " in text
     assert "misses." in text
     assert "holds the target (" in text

@@ -8,8 +8,10 @@ from onnx import TensorProto, helper, numpy_helper
 from diag.engines.reference import examine
 from diag.gate.threshold import parse_threshold
 from diag.pipeline.prepare import choose_plan, plan_on
-from diag.pipeline.search import screen
+from diag.pipeline.search import screen, setup
 from diag.pipeline.search.cheap import cheap_scores
+from diag.pipeline.search.job import pin_layers
+from diag.pipeline.search.settings import SearchSettings
 from diag.progress import Silent
 from diag.search.pins import candidates_of
 from diag.search.target import Target
@@ -82,3 +84,38 @@ def test_the_largest_errors_are_kept_beside(planned, monkeypatch):
     found = kept(planned, [batch(1), batch(300)], monkeypatch, beside=1)
     assert len(found) == 3
     assert {"/square", "/product"} < set(found)
+
+
+@pytest.mark.parametrize("screens", [True, False])
+def test_what_overflows_without_harm_stays_lowered_and_is_said(tmp_path, monkeypatch, screens):
+    """300^2 overflows twice: /loud reaches the output, /capped only through a minimum with 1."""
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["loud"], "/loud"),
+        helper.make_node("Mul", ["loud", "small"], ["scaled"], "/scaled"),
+        helper.make_node("Mul", ["x", "x"], ["capped"], "/capped"),
+        helper.make_node("Min", ["capped", "one"], ["below"], "/below"),
+        helper.make_node("Add", ["scaled", "below"], ["y"], "/sum"),
+    ]
+    values = {"small": np.full(4, 1e-5, np.float32), "one": np.ones(4, np.float32)}
+    graph = helper.make_graph(
+        nodes,
+        "harmless",
+        [helper.make_tensor_value_info("x", FLOAT, ("n", 4))],
+        [helper.make_tensor_value_info("y", FLOAT, ("n", 4))],
+        [numpy_helper.from_array(value, name) for name, value in values.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    onnx.save(model, tmp_path / "m.onnx")
+    (tmp_path / "data").mkdir()
+    for number in range(4):
+        sizes = np.random.default_rng(number).uniform(280, 320, (3, 4)).astype(np.float32)
+        np.savez(tmp_path / "data" / f"{number}.npz", x=sizes)
+    if screens:
+        monkeypatch.setattr(setup, "MOST_CANDIDATES", 1)
+    paths = [str(tmp_path / name) for name in ("m.onnx", "data", "out")]
+    result = pin_layers(SearchSettings(*paths, (parse_threshold("sqnr_db>=20"),), format="fp16"), Silent())
+    assert set(result.search.pins) == {"/loud", "/scaled"}
+    # Only a screen has looked at every layer by itself.
+    assert (
+        "target does not ask for them: 1 (norms among them: 0), the first /capped." in result.proof
+    ) is screens

@@ -13,7 +13,7 @@ from diag.pipeline.search.plans import Kind, Weighed, pinned
 from diag.pipeline.search.setup import Search
 from diag.progress import Progress
 from diag.search.ceiling import affordable, within
-from diag.search.evidence import Evidence, evidence
+from diag.search.evidence import evidence
 from diag.search.frontier import best_by_size
 from diag.search.pins import PinSearch, find_pins, masked_pairs, thinned
 from diag.search.rank import Ranking
@@ -54,11 +54,6 @@ def both_ends(search: Search) -> PinSearch | None:
         order = [candidate.id for candidate in search.candidates]
         return PinSearch("impossible", order, False, {none: False, everything: False})
     return None
-
-
-def sureness(chosen: Weighed) -> Evidence | None:
-    """How sure the batches held out are of these pins; None when there is but one."""
-    return evidence(chosen.distances) if len(chosen.distances) > 1 else None
 
 
 def choose(search: Search, ranking: Ranking, progress: Progress) -> PinSearch:

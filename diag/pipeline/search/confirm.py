@@ -17,7 +17,7 @@ from diag.feeds import Feeds, open_feeds
 from diag.pipeline.engine.builds import Builds, EngineBuilds, Runs
 from diag.pipeline.engine.stage import Subject
 from diag.pipeline.prepare import read_scales
-from diag.pipeline.search.choose import can_afford, sureness
+from diag.pipeline.search.choose import can_afford
 from diag.pipeline.search.on_builds import BuildTrial, OnBuilds, pins_text, values_of
 from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.plans import Weighed, pinned, weigh
@@ -221,6 +221,5 @@ def _with_pins_of(found: Found, on_builds: OnBuilds, plan: Plan) -> Found:
         format=on_builds.format,
         chosen=chosen,
         points=[*points, chosen],
-        evidence=sureness(chosen),
         builds=on_builds,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diag.pipeline.engine.builds import Builds
-from diag.pipeline.search.choose import both_ends, choose, frontier, judge_start, sureness
+from diag.pipeline.search.choose import both_ends, choose, frontier, judge_start
 from diag.pipeline.search.confirm import builds_on, confirm
 from diag.pipeline.search.on_builds import OnBuilds
 from diag.pipeline.search.order import order_scores
@@ -54,6 +54,8 @@ class PinResult:
     """On the batches held out, and on the engine where one was run."""
     proof: str = ""
     on_engine: bool | None = None
+    all_batches: bool = False
+    """Whether `held_out` and `rivals` are over all batches, since none could be held out."""
     builds: OnBuilds | None = None
     """What builds of the engine said; None where none were run."""
 
@@ -79,7 +81,7 @@ def pin_layers(settings: SearchSettings, progress: Progress, builds: Builds | No
     fmt, chosen = raised_format(search, pins.pins)
     points = [*frontier(search, pins, fmt), chosen, *rivals(search)]
     unstable = unstable_pins(search, pins, ranking, progress)
-    found = Found(search, pins, ranking, fmt, chosen, points, unstable, sureness(chosen))
+    found = Found(search, pins, ranking, fmt, chosen, points, unstable)
     if pins.outcome == "impossible":
         return _result(found, None)
     return _result(*confirm(found, builds, progress))
@@ -120,6 +122,7 @@ def _result(found: Found, report: Report | None) -> PinResult:
         found.met and on_engine is not False,
         found.proof,
         on_engine,
+        found.search.all_judge,
         found.builds,
     )
 

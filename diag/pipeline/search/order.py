@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from diag.feeds import open_feeds
 from diag.pipeline.prepare import read_scales
 from diag.pipeline.search.cheap import CheapScores, Scores, cheap_scores
 from diag.pipeline.search.setup import Search
@@ -25,15 +24,13 @@ def order_scores(search: Search, progress: Progress) -> Scores:
 
 def score(search: Search, progress: Progress, limit_s: float = math.inf) -> CheapScores:
     """Every cheap score of the search's candidates, on its first batch."""
-    planned, settings = search.planned, search.settings
+    planned = search.planned
     table = read_scales(planned, search.table or None)
-    feeds = open_feeds(settings.data, planned.model.inputs, 1, labelled=search.variants.has_own_metric)
-    feed, _ = next(iter(feeds.with_labels()))
     return cheap_scores(
         planned,
         planned.apply(table).model,
         search.candidates,
-        [feed],
+        [dict(search.variants.batch(search.chosen[0]))],
         search.trust,
         search.target,
         table,

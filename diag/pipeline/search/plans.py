@@ -10,6 +10,7 @@ from diag.pipeline.prepare import read_scales
 from diag.pipeline.search.outcome import Metrics
 from diag.pipeline.search.setup import Search
 from diag.plan.schema import Plan, pin_for, plan_for_format
+from diag.search.evidence import Evidence, evidence
 from diag.search.rank import Candidate
 
 RAISED_FORMATS = ("fp16", "bf16", "fp32")
@@ -35,6 +36,11 @@ class Weighed:
     plan: Plan
     distances: tuple[float, ...] = ()
     """Of each held-out batch: 1 where the target begins to hold. Empty where only the whole was measured."""
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """How sure the batches held out are of this plan; None when there is but one."""
+        return evidence(self.distances) if len(self.distances) > 1 else None
 
 
 def pinned(search: Search, pins: Sequence[str], fmt: str) -> Plan:

@@ -26,7 +26,6 @@ from diag.report.schema import (
     SearchInfo,
     SearchPoint,
 )
-from diag.search.evidence import Evidence
 from diag.search.frontier import dominated
 from diag.search.pins import PinSearch
 from diag.search.rank import Ranking
@@ -47,7 +46,6 @@ class Found:
     chosen: Weighed
     points: list[Weighed]
     unstable: dict[str, str]
-    evidence: Evidence | None
     builds: OnBuilds | None = None
     """What builds of an engine said of the pins; None where none were run."""
 
@@ -79,10 +77,9 @@ class Found:
             )
         elif not self.met:
             said = f"{target} cannot be met, even with every candidate raised{self._held_back()}"
-            if self.evidence is not None and not self.evidence.decides:
-                said += (
-                    f"; these batches are too few to be sure, about {self.evidence.needed} would be enough"
-                )
+            evidence = self.chosen.evidence
+            if evidence is not None and not evidence.decides:
+                said += f"; these batches are too few to be sure, about {evidence.needed} would be enough"
         else:
             said = f"{target} holds with {self._counted} in {self.format.upper()}"
         if self.builds is not None and self.met:
@@ -130,8 +127,8 @@ class Found:
             "all batches, those held out too" if self.pins.used_held_out else "the batches it was chosen on"
         )
         sure = " One batch is held out: no interval can be given."
-        if self.evidence is not None:
-            e, where = self.evidence, "over them" if self.pins.used_held_out else "held out"
+        if self.chosen.evidence is not None:
+            e, where = self.chosen.evidence, "over them" if self.pins.used_held_out else "held out"
             sure = (
                 f" Damage {where}: {e.mean:.2g} of what the target allows (95 % interval {e.low:.2g} to "
                 f"{e.high:.2g}, {e.batches} batches)."
@@ -144,18 +141,16 @@ class Found:
     def _still_destroyed(self) -> str:
         """Layers that lose values and are no pins; known where candidates were screened."""
         scores = self.search.scores
-        left = [i for i, e in scores.local.items() if math.isinf(e)] if scores is not None else []
-        left = [i for i in left if i not in self.pins.pins]
+        if scores is None or not self.met:
+            return ""
+        left = [i for i, noise in scores.local.items() if math.isinf(noise) and i not in self.pins.pins]
         if not left:
             return ""
         norms = sum(self.search.planned.roles[i].name == "norm" for i in left)
-        count = (
-            f"{len(left)} layers or groups, {norms} of them norms," if len(left) > 1 else "One layer or group"
+        return (
+            " Left lowered although values are lost in them on some batch, since the target does not ask for "
+            f"them: {len(left)} (norms among them: {norms}), the first {left[0]}."
         )
-        verb = (
-            "lose values on some batch and stay" if len(left) > 1 else "loses values on some batch and stays"
-        )
-        return f" {count} {verb} lowered, since the target does not ask for them; the first is {left[0]}."
 
 
 def prove(found: Found, progress: Progress, engine: str) -> Report:

@@ -73,6 +73,11 @@ class Search:
         """Batches that choose and those that prove, together."""
         return len({*self.chosen, *self.held_out})
 
+    @property
+    def all_judge(self) -> bool:
+        """Whether no batch is held out: all were needed to choose."""
+        return len(self.held_out) == self.batches
+
     def low(self, raised: Collection[str] = ()) -> frozenset[str]:
         """Layers that stay lowered when the candidates of these ids are raised."""
         return frozenset().union(*(c.layers for c in self.candidates if c.id not in raised))

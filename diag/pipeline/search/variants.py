@@ -69,6 +69,10 @@ class Variants:
         """Shape of each input in the first batch."""
         return {name: tuple(array.shape) for name, array in self._batches[0].items()}
 
+    def batch(self, number: int) -> Mapping[str, Array]:
+        """The inputs of one batch."""
+        return self._batches[number]
+
     def add(self, batch: Mapping[str, Array]) -> int:
         """Take in one more batch; its number."""
         self._batches.append(batch)

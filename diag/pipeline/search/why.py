@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
 import ml_dtypes
 import numpy as np
 
 from diag.calibration.extremes import measure_extremes
 from diag.engines.watch import Array, Watcher
-from diag.feeds import open_feeds
 from diag.lint.constants import check_constants
 from diag.lint.guards import check_guards
 from diag.lint.hazard import lint_rules, worst_first
@@ -44,11 +42,8 @@ def reasons(search: Search, pins: Sequence[Candidate]) -> dict[str, Reason | Non
 
 
 def _batches(search: Search) -> Iterable[Mapping[str, Array]]:
-    """Those that pins are chosen on come first in the data."""
-    settings = search.settings
-    labelled = settings.metric is not None
-    feeds = open_feeds(settings.data, search.planned.model.inputs, settings.limit, labelled=labelled)
-    return islice(feeds, len(search.chosen))
+    """Those that pins are chosen on."""
+    return (search.variants.batch(number) for number in search.chosen)
 
 
 def _quantized(search: Search, pins: Sequence[Candidate]) -> dict[str, Reason | None]:
