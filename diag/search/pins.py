@@ -15,6 +15,9 @@ from diag.search.rank import Candidate, Effect, Ranking, scores
 Meets = Callable[[frozenset[str]], bool]
 """Whether the target holds with the candidates of these ids raised and all others lowered."""
 
+_LEADING = 4
+"""Candidates whose roles are looked at."""
+
 Ahead = Callable[[Sequence[frozenset[str]]], None]
 """Told which sets `Meets` will most likely be asked about next."""
 
@@ -43,13 +46,15 @@ def find_pins(
     pairs: Sequence[frozenset[str]] = (),
     time_left: Callable[[], bool] = lambda: True,
     ahead: Ahead = lambda sets: None,
+    known: Sequence[frozenset[str]] = (),
 ) -> PinSearch:
     """Smallest set of pins that `meets` accepts.
 
     Both ends are measured first. Then the sets that an additive model of the damages proposes (the cheapest
     by `prices`) and the shortest prefixes of the rankings, `pairs` first where causes mask each other; then
     pins are tried without, many at once and then each, worst first, until none can be left out. Each set is
-    measured once. When no time is left, the set found so far is given, not proven minimal.
+    measured once. `known` are other sets worth a look, where they are smaller. When no time is left, the set
+    found so far is given, not proven minimal.
     """
     tried: dict[frozenset[str], bool] = {}
 
@@ -63,7 +68,7 @@ def find_pins(
         return PinSearch("not-needed", [], True, tried)
     if not measured(frozenset(order)):
         return PinSearch("impossible", order, False, tried)
-    start = _first_set(ranking, measured, prices, pairs, time_left)
+    start = _first_set(ranking, measured, prices, pairs, time_left, known)
     pins = thinned(start, order, measured, time_left, ahead)
     return PinSearch("found", [i for i in order if i in pins], time_left(), tried)
 
@@ -74,6 +79,7 @@ def _first_set(
     prices: Mapping[str, float] | None,
     pairs: Sequence[frozenset[str]],
     time_left: Callable[[], bool],
+    known: Sequence[frozenset[str]],
 ) -> frozenset[str]:
     """The cheapest set that meets the target among those that the orders and the additive model propose.
 
@@ -89,6 +95,8 @@ def _first_set(
             best = frozenset(order[:length])
         if not time_left():
             return best
+    shorter = (ids for ids in sorted(known, key=len) if len(ids) < len(best))
+    best = next(filter(measured, shorter), best)
     proposed = additive_choice(ranking.effects, ranking.total, prices)
     if proposed and _cost(proposed, prices) < _cost(best, prices) and measured(proposed):
         best = proposed
@@ -186,6 +194,16 @@ def thinned(
             else:
                 left = left[1:]
     return pins
+
+
+def whole_roles(effects: Sequence[Effect], roles: Mapping[str, str]) -> list[frozenset[str]]:
+    """For each role among the first candidates, all candidates of that role; `roles` by candidate id.
+
+    One of many alike may look harmless alone and still be needed: a ViT's PV MatMuls, of which eleven come
+    before other layers and the twelfth, by then the largest error left, far behind.
+    """
+    leading = dict.fromkeys(roles[e.candidate.id] for e in effects[:_LEADING] if e.candidate.id in roles)
+    return [frozenset(e.candidate.id for e in effects if roles.get(e.candidate.id) == r) for r in leading]
 
 
 def masked_pairs(effects: Sequence[Effect], most: int = 6) -> list[frozenset[str]]:

@@ -17,6 +17,7 @@ from diag.search.pins import (
     shortest_prefix,
     thinned,
     unstable_pins,
+    whole_roles,
 )
 from diag.search.rank import Candidate, Effect, Ranking, rank
 
@@ -210,3 +211,26 @@ def test_without_time_the_set_still_meets_the_target_and_is_not_called_minimal()
     assert found.outcome == "found"
     assert not found.minimal
     assert model(everything - frozenset(found.pins)) <= 1.0
+
+
+def test_whole_roles_are_those_of_the_first_candidates() -> None:
+    effects = [Effect(Candidate(n, frozenset({n})), [1.0], [1.0]) for n in "abcdefg"]
+    roles = dict(zip("abcdefg", ["pv", "ffn", "pv", "", "qk", "pv", "norm"], strict=True))
+    named = {name: role for name, role in roles.items() if role}
+    assert whole_roles(effects, named) == [frozenset("acf"), frozenset("b")]
+
+
+def test_a_known_set_that_holds_is_taken_where_it_is_smaller() -> None:
+    """Pins 2 and 6 are enough together, which no order shows: their damages are the smallest."""
+    parts = {name: 1.0 + i for i, name in enumerate(NAMES)} | {"layer2": 0.1, "layer6": 0.2}
+    effects = [Effect(Candidate(n, frozenset({n})), [d], [d]) for n, d in parts.items()]
+    ranking = Ranking(sorted(effects, key=lambda e: -e.lowered_mean), sum(parts.values()), 1, True, 1.0)
+
+    def meets(ids: frozenset[str]) -> bool:
+        return {"layer2", "layer6"} <= ids or len(ids) >= 7
+
+    wrong, right = frozenset({"layer0"}), frozenset({"layer2", "layer6", "layer8"})
+    assert len(find_pins(ranking, meets).pins) > 2
+    found = find_pins(ranking, meets, known=[right, wrong])
+    assert set(found.pins) == {"layer2", "layer6"}
+    assert found.minimal

@@ -15,7 +15,7 @@ from diag.progress import Progress
 from diag.search.ceiling import affordable, within
 from diag.search.evidence import evidence
 from diag.search.frontier import best_by_size
-from diag.search.pins import PinSearch, find_pins, masked_pairs, thinned
+from diag.search.pins import PinSearch, find_pins, masked_pairs, thinned, whole_roles
 from diag.search.rank import Ranking
 
 _MASKED_TAU = 0.5
@@ -77,14 +77,17 @@ def _held(search: Search, ranking: Ranking, pairs: Sequence[frozenset[str]], pro
     def ahead(sets: Sequence[frozenset[str]]) -> None:
         search.variants.ahead((search.low(ids), b) for ids in sets for b in search.chosen)
 
+    roles = {c.id: search.planned.roles[c.id].name for c in search.candidates}
+    known = whole_roles(ranking.effects, {i: role for i, role in roles.items() if role != "other"})
     for _ in range(_ROUNDS):
 
         def meets(ids: frozenset[str], slack: float = slack) -> bool:
             return _meets(search, ids, search.chosen, slack)
 
-        found = find_pins(ranking, meets, prices, pairs, time_left, ahead)
+        found = find_pins(ranking, meets, prices, pairs, time_left, ahead, known)
         if found.outcome == "impossible" or _meets(search, frozenset(found.pins), search.held_out):
             return found
+        known += [ids for ids, holds in found.tried.items() if holds]
         progress.note(f"{len(found.pins)} pins miss on the batches held out; choosing with more slack")
         over = _damage(search, found.pins, search.held_out) / max(
             _damage(search, found.pins, search.chosen), 1e-12
@@ -94,7 +97,11 @@ def _held(search: Search, ranking: Ranking, pairs: Sequence[frozenset[str]], pro
             break
     progress.note("the batches held out ask for other pins: all batches choose now, and none prove")
     every = tuple(range(search.batches))
-    found = find_pins(ranking, lambda ids: _meets(search, ids, every), prices, pairs, time_left, ahead)
+
+    def meets_all(ids: frozenset[str]) -> bool:
+        return _meets(search, ids, every)
+
+    found = find_pins(ranking, meets_all, prices, pairs, time_left, ahead, known)
     return replace(found, used_held_out=True)
 
 
